@@ -1,0 +1,213 @@
+// See cpu.h. Compiled without any ISA flag: it must run on the oldest CPU to find out what that one can do.
+#include "cpu.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define ANYPREC_X86 1
+#if defined(_MSC_VER)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#else
+#define ANYPREC_X86 0
+#endif
+
+#if defined(__aarch64__) || defined(_M_ARM64)
+#define ANYPREC_ARM 1
+#else
+#define ANYPREC_ARM 0
+#endif
+
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace anyprec {
+namespace {
+
+struct Level {
+    std::string name;
+    Features needs;
+    bool built;
+};
+
+// Slowest first: the best level is the last one that is built and whose needs are met.
+const std::vector<Level> &levels() {
+    static const std::vector<Level> table = {
+        {"scalar", {}, true},
+        {"neon", {"neon"}, ANYPREC_ARM != 0},
+        {"avx2", {"avx2", "fma"}, ANYPREC_X86 != 0},
+        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}, ANYPREC_X86 != 0},
+    };
+    return table;
+}
+
+Features missing(const Level &level, const Features &features) {
+    Features lacking;
+    for (const std::string &need : level.needs)
+        if (std::find(features.begin(), features.end(), need) == features.end())
+            lacking.push_back(need);
+    return lacking;
+}
+
+std::string join(const std::vector<std::string> &names) {
+    std::string text;
+    for (const std::string &name : names)
+        text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
+
+#if ANYPREC_X86
+struct Registers {
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+// All zero for a leaf this CPU does not have: cpuid itself would answer with those of another leaf.
+Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
+    Registers r;
+#if defined(_MSC_VER)
+    int words[4];
+    __cpuid(words, static_cast<int>(leaf & 0x80000000u));
+    if (static_cast<uint32_t>(words[0]) < leaf)
+        return r;
+    __cpuidex(words, static_cast<int>(leaf), static_cast<int>(subleaf));
+    r.eax = words[0], r.ebx = words[1], r.ecx = words[2], r.edx = words[3];
+#else
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+#endif
+    return r;
+}
+
+uint64_t read_xcr0() {
+#if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    // The _xgetbv intrinsic would need -mxsave, an ISA flag.
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (static_cast<uint64_t>(high) << 32) | low;
+#endif
+}
+
+CpuidWords read_cpuid() {
+    const uint32_t osxsave = 1u << 27; // without it xgetbv is an illegal instruction
+    CpuidWords words;
+    words.leaf1_ecx = cpuid(1).ecx;
+    const Registers leaf7 = cpuid(7);
+    words.leaf7_ebx = leaf7.ebx;
+    words.leaf7_ecx = leaf7.ecx;
+    if (leaf7.eax >= 1) // eax of (7, 0) is the highest subleaf of 7
+        words.leaf7_1_eax = cpuid(7, 1).eax;
+    if (words.leaf1_ecx & osxsave)
+        words.xcr0 = read_xcr0();
+    return words;
+}
+#endif
+
+} // namespace
+
+Features decode_cpuid(const CpuidWords &words) {
+    const auto bit = [](uint32_t word, int index) { return ((word >> index) & 1u) != 0; };
+    const uint64_t ymm_state = 0x06; // SSE and AVX registers are saved on a task switch
+    const uint64_t zmm_state = 0xe6; // and the mask registers and both halves of zmm0..31
+    const bool ymm = (words.xcr0 & ymm_state) == ymm_state && bit(words.leaf1_ecx, 28);
+    const bool zmm = ymm && (words.xcr0 & zmm_state) == zmm_state && bit(words.leaf7_ebx, 16);
+
+    Features features;
+    const auto add = [&features](bool has, const char *name) {
+        if (has)
+            features.emplace_back(name);
+    };
+    add(ymm && bit(words.leaf7_ebx, 5), "avx2");
+    add(ymm && bit(words.leaf1_ecx, 12), "fma");
+    add(ymm && bit(words.leaf7_1_eax, 4), "avx_vnni");
+    add(zmm, "avx512f");
+    add(zmm && bit(words.leaf7_ebx, 30), "avx512bw");
+    add(zmm && bit(words.leaf7_ebx, 31), "avx512vl");
+    add(zmm && bit(words.leaf7_ebx, 17), "avx512dq");
+    add(zmm && bit(words.leaf7_ecx, 11), "avx512_vnni");
+    add(zmm && bit(words.leaf7_ecx, 14), "avx512_vpopcntdq");
+    return features;
+}
+
+const Features &cpu_features() {
+#if ANYPREC_X86
+    static const Features features = decode_cpuid(read_cpuid());
+#elif ANYPREC_ARM
+    static const Features features = {"neon"}; // part of the base instruction set of aarch64
+#else
+    static const Features features;
+#endif
+    return features;
+}
+
+std::string cpu_name() {
+    std::string name;
+#if ANYPREC_X86
+    for (uint32_t leaf = 0x80000002u; leaf <= 0x80000004u; ++leaf) { // 3 x 16 letters, padded with zeros
+        const Registers r = cpuid(leaf);
+        char letters[16];
+        std::memcpy(letters, &r.eax, 4);
+        std::memcpy(letters + 4, &r.ebx, 4);
+        std::memcpy(letters + 8, &r.ecx, 4);
+        std::memcpy(letters + 12, &r.edx, 4);
+        name.append(letters, sizeof letters);
+    }
+    name.resize(std::strlen(name.c_str()));
+#elif defined(__APPLE__)
+    char letters[256] = {};
+    size_t size = sizeof letters - 1;
+    if (sysctlbyname("machdep.cpu.brand_string", letters, &size, nullptr, 0) == 0)
+        name = letters;
+#endif
+    const size_t first = name.find_first_not_of(' ');
+    return first == std::string::npos ? "" : name.substr(first, name.find_last_not_of(' ') - first + 1);
+}
+
+std::vector<std::string> known_isas() {
+    std::vector<std::string> names;
+    for (const Level &level : levels())
+        names.push_back(level.name);
+    return names;
+}
+
+std::vector<std::string> built_isas() {
+    std::vector<std::string> names;
+    for (const Level &level : levels())
+        if (level.built)
+            names.push_back(level.name);
+    return names;
+}
+
+std::string choose_isa(const std::string &wish, const Features &features) {
+    std::vector<std::string> runnable;
+    for (const Level &level : levels())
+        if (level.built && missing(level, features).empty())
+            runnable.push_back(level.name);
+    if (wish.empty())
+        return runnable.back(); // never empty: scalar is always built and needs nothing
+
+    const auto level = std::find_if(levels().begin(), levels().end(), [&](const Level &l) { return l.name == wish; });
+    if (level == levels().end())
+        throw IsaError("ANYPREC_ISA=" + wish + " is no instruction set anyprec knows (" + join(known_isas()) +
+                       "); choose one of " + join(runnable) + ", or unset it");
+    if (!level->built)
+        throw IsaError("ANYPREC_ISA=" + wish + " is not built into this copy of anyprec, which has " +
+                       join(built_isas()) + "; choose one of " + join(runnable) + ", or unset it");
+    const Features lacking = missing(*level, features);
+    if (!lacking.empty())
+        throw IsaError("ANYPREC_ISA=" + wish + " cannot run on this CPU, which lacks " + join(lacking) +
+                       "; choose one of " + join(runnable) + ", or unset it");
+    return wish;
+}
+
+std::string isa() {
+    const char *wish = std::getenv("ANYPREC_ISA");
+    return choose_isa(wish ? wish : "", cpu_features());
+}
+
+} // namespace anyprec

@@ -1,0 +1,85 @@
+"""anyprec: train a network once, run it at 1 to 8 bit or float.
+
+    model = anyprec.convert(net, widths=(1, 2, 4, 8, 32), example=x)
+    anyprec.set_bits(model, 4)
+    with anyprec.bits(model, 2): ...
+
+Importing this is quick and needs no torch: names are looked up on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import anyprec.bits as _bits_module
+from anyprec.bits import Profile
+
+if TYPE_CHECKING:
+    from anyprec import data, run, train, zoo
+    from anyprec.train.calibrate import calibrate
+    from anyprec.train.convert import convert
+    from anyprec.train.switch import any_layers, bits, set_bits
+
+__version__ = "0.1.0"  # the only place: pyproject.toml reads it from here
+
+__all__ = [
+    "Profile",
+    "any_layers",
+    "bits",
+    "calibrate",
+    "convert",
+    "data",
+    "run",
+    "set_bits",
+    "train",
+    "zoo",
+]
+
+# Public name -> the module that holds it.
+_LAZY = {
+    "any_layers": "anyprec.train.switch",
+    "calibrate": "anyprec.train.calibrate",
+    "convert": "anyprec.train.convert",
+    "set_bits": "anyprec.train.switch",
+}
+_SUBMODULES = ("data", "run", "train", "zoo")
+
+
+class _CallableBits(ModuleType):
+    """The module `anyprec.bits` that is the context manager `anyprec.bits(model, 2)` as well."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _load("bits", "anyprec.train.switch")(*args, **kwargs)
+
+
+# `anyprec.bits` means two things: the torch-free module with Profile and the width rules, and the context
+# manager of anyprec.train.switch. Were the latter bound to the name, the import system would bind the module
+# again at the first `import anyprec.bits`. So the module stays and learns to be called; that imports torch.
+_bits_module.__class__ = _CallableBits
+
+
+def _load(name: str, module: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from anyprec.errors import MissingExtra
+
+        raise MissingExtra(f"anyprec.{name} needs PyTorch: pip install 'anyprec[train]'") from error
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"anyprec.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'anyprec' has no attribute {name!r}")
+    value = _load(name, _LAZY[name])
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""`python -m anyprec VERB ...`: the same as the `anyprec` command."""
+
+import sys
+
+from anyprec.cli import main
+
+sys.exit(main())

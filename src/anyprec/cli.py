@@ -1,0 +1,144 @@
+"""The command `anyprec VERB ...`: finds the verb's module, imports it, runs it, turns errors into one line.
+
+A verb module has `add_arguments(parser)` and `run(args) -> int`. It is imported only when its verb is used,
+so `anyprec --help` needs no torch. Exit codes: what `run` returns, 2 for a user's mistake, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import select
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, TextIO, cast
+
+from anyprec.errors import AnyprecError, MissingExtra
+
+# verb -> (module, one line of help), in the order in which a newcomer meets them
+VERBS: dict[str, tuple[str, str]] = {
+    "train": ("anyprec.train.cli_train", "train a network from a recipe, all widths at once"),
+    "evaluate": ("anyprec.train.cli_evaluate", "accuracy of a trained run at every width"),
+    "calibrate": ("anyprec.train.cli_calibrate", "prepare a trained run for widths it was not trained for"),
+    "import": ("anyprec.zoo.cli_import", "turn a reference checkpoint into an anyprec run"),
+    "info": ("anyprec.run.cli_info", "versions, CPU and instruction set, for a look or a bug report"),
+}
+
+# What the optional parts need: module -> (its name for people, the extra that installs it)
+EXTRAS: dict[str, tuple[str, str]] = {
+    "torch": ("PyTorch", "train"),
+    "PIL": ("Pillow", "train"),
+    "scipy": ("SciPy", "train"),
+    "tensorboard": ("TensorBoard", "train"),
+}
+
+INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+PIPE_CLOSED = 128 + 13  # and SIGPIPE
+
+
+class Verb(Protocol):
+    """What a verb module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our form of error: one line instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"anyprec: error: {message}; see '{self.prog} --help'\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (without the program name); returns the exit code."""
+    try:
+        code = dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # so that a closed pipe shows here, not at interpreter exit
+        return code
+    except AnyprecError as error:
+        print("anyprec: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nanyprec: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `anyprec ... | head` is no error. A pipe to a worker that died is one, and keeps its traceback.
+        closed = [stream for stream in (sys.stdout, sys.stderr) if reader_gone(stream)]
+        if not closed:
+            raise
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        for stream in closed:
+            os.dup2(devnull, stream.fileno())
+        return PIPE_CLOSED
+
+
+def dispatch(argv: list[str]) -> int:
+    first = argv[0] if argv else None
+    if first in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if first == "--version":
+        from anyprec import __version__
+
+        print("anyprec", __version__)
+        return 0
+    if first is None:
+        print(usage(), end="", file=sys.stderr)
+        return 2
+    if first not in VERBS:
+        raise AnyprecError(unknown_verb(first))
+    try:
+        return run_verb(first, argv[1:])
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        package, extra = EXTRAS[error.name]
+        raise MissingExtra(f"anyprec {first} needs {package}: pip install 'anyprec[{extra}]'") from error
+
+
+def run_verb(verb: str, argv: list[str]) -> int:
+    module, summary = VERBS[verb]
+    handler = cast(Verb, importlib.import_module(module))
+    parser = Parser(prog=f"anyprec {verb}", description=summary)
+    handler.add_arguments(parser)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as done:  # argparse leaves this way after --help and after an error it has printed
+        return int(done.code or 0)
+    return handler.run(args)
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [
+        "usage: anyprec VERB ...",
+        "",
+        "Train a network once, run it at 1 to 8 bit or float.",
+        "",
+        *(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()),
+        "",
+        "  anyprec VERB --help   the options of one verb",
+        "  anyprec --version",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def unknown_verb(given: str) -> str:
+    kind = "option" if given.startswith("-") else "verb"
+    near = difflib.get_close_matches(given, VERBS, n=1)
+    advice = f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(VERBS)}"
+    return f"unknown {kind} '{given}'; {advice}"
+
+
+def reader_gone(stream: TextIO) -> bool:
+    """Whether the other end of this stream is closed. False where the system cannot tell."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # errors are reported unasked
+        return bool(poll.poll(0))
+    except (AttributeError, OSError, ValueError):
+        return False

@@ -1,0 +1,23 @@
+"""Data sets, augmentation and batches, with numpy alone (Pillow for image files, scipy for SVHN, asked for
+when needed).
+
+data = load_data("cifar10", "train", root)
+for images, labels in batches(data, 128, augment="crop-flip", train=True, seed=0, epoch=3): ...
+"""
+
+from anyprec.data.augment import AUGMENTS, Augment
+from anyprec.data.catalog import DATASETS, Spec, load_data
+from anyprec.data.loader import batches, steps_per_epoch
+from anyprec.data.sets import ArrayData, FileData
+
+__all__ = [
+    "AUGMENTS",
+    "DATASETS",
+    "ArrayData",
+    "Augment",
+    "FileData",
+    "Spec",
+    "batches",
+    "load_data",
+    "steps_per_epoch",
+]

@@ -1,0 +1,139 @@
+"""The data sets by name: `DATASETS`, and `load_data(name, split, root)`, which reads (and if asked,
+downloads) one.
+
+Called by the training loop and the command line, which pass names and folders as the user typed them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyprec.data import cifar10, digits, draws, folder, idx, svhn
+from anyprec.data.download import Remote, fetch, locked, unpack
+from anyprec.data.sets import ArrayData, FileData
+from anyprec.errors import DataError
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One data set: how it is read, and what the user has to know of it."""
+
+    name: str
+    about: str  # one line
+    read: Callable[[Any, str], ArrayData | FileData]  # (root, split)
+    augment: str  # the setting it is usually trained with
+    layout: str = ""  # what its folder must hold; empty: embedded, needs no folder
+    find: Callable[[Path, str], tuple[list[Path], list[str]]] | None = None  # (files there, names missing)
+    archives: Callable[[Path, str], list[Remote]] | None = (
+        None  # what a download fetches; None: it cannot be downloaded
+    )
+
+
+DATASETS: dict[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        Spec(
+            "digits",
+            "1,797 handwritten digits, 8x8 grey, embedded in the package",
+            digits.read_digits,
+            "crop",
+        ),
+        Spec(
+            "cifar10",
+            "60,000 photographs of 10 things, 32x32 colour",
+            cifar10.read_cifar10,
+            "crop-flip",
+            cifar10.LAYOUT,
+            cifar10.find,
+            cifar10.archives,
+        ),
+        Spec(
+            "svhn",
+            "630,420 house-number digits, 32x32 colour",
+            svhn.read_svhn,
+            "svhn",
+            svhn.LAYOUT,
+            svhn.find,
+            svhn.archives,
+        ),
+        Spec(
+            "fashion-mnist",
+            "70,000 pieces of clothing, 28x28 grey",
+            idx.read_fashion,
+            "crop-flip",
+            idx.LAYOUT,
+            idx.find,
+            idx.archives,
+        ),
+        Spec(
+            "imagenet",
+            "1.3 million photographs of 1,000 things",
+            folder.read_imagenet,
+            "imagenet",
+            folder.IMAGENET_LAYOUT,
+        ),
+        Spec("folder", "your own images, one folder a class", folder.read_folder, "imagenet", folder.LAYOUT),
+    )
+}
+
+
+def load_data(
+    name: str, split: str, root: str | Path | None = None, *, download: bool = False, limit: int | None = None
+) -> ArrayData | FileData:
+    """Read a data set.
+
+    split:    "train" or "test"
+    root:     its folder; not needed for "digits"
+    download: get what is missing of it first, into `root`
+    limit:    only so many images: the first of a fixed, class-balanced shuffle, so 100 are part of 200
+    """
+    if name not in DATASETS:
+        close = difflib.get_close_matches(str(name), DATASETS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise DataError(f"data set {name!r} is not known; choose one of {', '.join(DATASETS)}{hint}")
+    if split not in SPLITS:
+        raise DataError(f"split={split!r} is not known; choose train or test")
+    spec = DATASETS[name]
+    if not spec.layout:
+        return _limited(spec.read(None, split), split, limit)
+    if root is None:
+        raise DataError(f"{name} needs a folder: give root (on the command line: --data) with {spec.layout}")
+    root = Path(root).expanduser()
+    if download:
+        _download(spec, split, root)
+    if not root.is_dir():
+        hint = "; or download it with download=True" if spec.archives else ""
+        raise DataError(f"there is no folder {root}; {name} needs one with {spec.layout}{hint}")
+    return _limited(spec.read(root, split), split, limit)
+
+
+def _download(spec: Spec, split: str, root: Path) -> None:
+    if spec.archives is None or spec.find is None:
+        raise DataError(
+            f"{spec.name} cannot be downloaded for you; get it yourself and give a folder with {spec.layout}"
+        )
+    if not spec.find(root, split)[1]:
+        return  # nothing is missing, so a read-only folder will do
+    with locked(root):
+        if not spec.find(root, split)[1]:
+            return  # another process of this run has just fetched it
+        for remote in spec.archives(root, split):
+            path = fetch(remote.url, root / remote.name, checksum=remote.checksum, size=remote.size)
+            if remote.name.endswith((".tar.gz", ".tgz", ".tar")):
+                unpack(path, root)
+
+
+def _limited(data: ArrayData | FileData, split: str, limit: int | None) -> ArrayData | FileData:
+    if limit is None:
+        return data
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= len(data):
+        raise DataError(
+            f"limit={limit!r} is not allowed; {data.name} has {len(data)} {split} images: give 1..{len(data)}"
+        )
+    return data.take(draws.balance(data.labels)[:limit])

@@ -1,0 +1,164 @@
+"""Batches for training and testing: a data set in, (images (n, H, W, C) float32, labels (n,) int64) out.
+
+What a batch holds depends on (seed, epoch, position in the epoch) alone, so a run can start at any batch, and
+`world` processes share one batch, and get what one process would have got. Called by the training loop,
+evaluation, calibration.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from anyprec.data import draws
+from anyprec.data.augment import Augment, Pixels, find_augment
+from anyprec.data.sets import ArrayData, FileData
+from anyprec.errors import DataError
+
+Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+
+
+def steps_per_epoch(data: ArrayData | FileData, batch_size: int, drop_last: bool) -> int:
+    """Batches in one epoch. 100 images in batches of 32: 3 with `drop_last`, else 4."""
+    _check_count("batch_size", batch_size, 1)
+    if drop_last and batch_size > len(data):
+        raise DataError(
+            f"batch_size={batch_size} is more than the {len(data)} images of {data.name}, and incomplete "
+            "batches are dropped: nothing would be left; choose a smaller batch or drop_last=False"
+        )
+    return len(data) // batch_size if drop_last else -(-len(data) // batch_size)
+
+
+def batches(
+    data: ArrayData | FileData,
+    batch_size: int,
+    *,
+    augment: str | Augment = "none",
+    train: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    start: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    drop_last: bool | None = None,
+    prefetch: int = 2,
+) -> Iterator[Batch]:
+    """One epoch of batches from batch `start` on.
+
+    batch_size: of all processes together; this one gets rows rank::world of each batch
+    train:      shuffle, augment at random, drop the last incomplete batch; else none of these
+    drop_last:  overrides that; a kept last batch may leave some ranks fewer rows, or none
+    prefetch:   batches a background thread prepares ahead; 0 prepares each when asked for
+    """
+    if not isinstance(data, (ArrayData, FileData)):
+        raise DataError(f"data is a {type(data).__name__}, must be ArrayData or FileData; see load_data()")
+    drop_last = train if drop_last is None else bool(drop_last)
+    steps = steps_per_epoch(data, batch_size, drop_last)
+    how = find_augment(augment)
+    if how.side and isinstance(data, ArrayData):
+        raise DataError(
+            f"augment={how.name!r} cuts photographs of any size, but {data.name} holds arrays; "
+            "choose none, crop, crop-flip or svhn"
+        )
+    _check_count("seed", seed, 0, 2**64 - 1)
+    _check_count("epoch", epoch, 0, 2**64 - 1)
+    _check_count("start", start, 0, steps)
+    _check_count("world", world, 1)
+    _check_count("rank", rank, 0, world - 1)
+    _check_count("prefetch", prefetch, 0)
+    if batch_size % world:
+        raise DataError(
+            f"batch_size={batch_size} cannot be shared by {world} processes; choose a multiple of {world}"
+        )
+
+    order = draws.shuffle(len(data), seed, epoch) if train else np.arange(len(data))
+    normalise = normaliser(data.mean, data.std, how.shape(data.shape))
+
+    def prepare(step: int) -> Batch:
+        first = step * batch_size
+        rows = order[first : first + batch_size]
+        chance = (
+            draws.uniform(seed, epoch, first, len(rows), how.each)[rank::world]
+            if train and how.each
+            else None
+        )
+        rows = rows[rank::world]
+        return normalise(_pixels(data, rows, how, chance)), data.labels[rows]
+
+    todo = range(start, steps)
+    return _prefetched(prepare, todo, prefetch) if prefetch else (prepare(step) for step in todo)
+
+
+def _pixels(
+    data: ArrayData | FileData,
+    rows: npt.NDArray[np.int64],
+    how: Augment,
+    chance: npt.NDArray[np.float64] | None,
+) -> Pixels:
+    if len(rows) == 0:  # the last, incomplete batch had fewer images than there are processes
+        return np.empty((0, *how.shape(data.shape)), np.uint8)
+    if how.side:
+        assert isinstance(data, FileData)
+        return data.read(rows, how.view, chance)
+    return how.apply(data.read(rows), chance)
+
+
+def normaliser(
+    mean: tuple[float, ...], std: tuple[float, ...], shape: tuple[int, int, int]
+) -> Callable[[Pixels], npt.NDArray[np.float32]]:
+    """A function that maps pixels to (x / 255 - mean) / std: one multiplication, one addition, in float32."""
+    width = shape[1]
+    # One factor per byte of a row: numpy's inner loop is then a whole row long, not one pixel. 0.25 ms for
+    # 128 CIFAR images.
+    factor = np.tile(1.0 / (255.0 * np.array(std)), width).astype(np.float32)  # (W * C,)
+    offset = np.tile(-np.array(mean) / np.array(std), width).astype(np.float32)
+
+    def normalise(images: Pixels) -> npt.NDArray[np.float32]:
+        rows = images.reshape(*images.shape[:2], len(factor)).astype(np.float32)  # (n, H, W * C)
+        rows *= factor
+        rows += offset
+        return rows.reshape(images.shape)  # (n, H, W, C) float32
+
+    return normalise
+
+
+def _prefetched(prepare: Callable[[int], Batch], todo: range, ahead: int) -> Iterator[Batch]:
+    """Prepare batches in a thread, at most `ahead` of them waiting; it ends when the iterator does."""
+    ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+    room = threading.Semaphore(ahead)
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            for step in todo:
+                room.acquire()
+                if stop.is_set():
+                    return
+                ready.put(prepare(step))
+        except BaseException as error:
+            ready.put(error)  # raised again where the batch is asked for
+
+    thread = threading.Thread(target=work, name="anyprec-batches", daemon=True)
+    thread.start()
+    try:
+        for _ in todo:
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            room.release()
+            yield item
+    finally:
+        stop.set()
+        room.release()  # the thread may be waiting for room
+        thread.join()
+
+
+def _check_count(name: str, value: int, low: int, high: int | None = None) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"{low}..{high}"
+        raise DataError(f"{name}={value!r} is not allowed; give a whole number, {allowed}")

@@ -1,0 +1,1 @@
+"""Training: quantizers, any-layers, conversion, joint training, calibration, evaluation. Needs torch."""

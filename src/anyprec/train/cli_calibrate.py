@@ -1,0 +1,40 @@
+"""`anyprec calibrate MODEL --widths 3,5,6,7`: norms for widths not trained. The work is calibrate.py's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from anyprec.bits import Profile, parse_widths
+from anyprec.data import batches, load_data
+from anyprec.train.calibrate import calibrate
+from anyprec.train.checkpoint import load_model, load_state, save_model
+from anyprec.train.cli_evaluate import add_model_arguments, model_file, recipe_of
+from anyprec.train.evaluate import to_tensor
+from anyprec.train.switch import widths_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--widths", type=parse_widths, default=(3, 5, 6, 7), help="default: 3,5,6,7")
+    parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
+    parser.add_argument("--batches", type=int, default=20, help="training batches to look at (default: 20)")
+    parser.add_argument("--out", metavar="FILE", help="write the model here (default: back into MODEL)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    path = model_file(args.model)
+    recipe = recipe_of(path, args.dataset)
+    model = load_model(path).to(args.device)
+    data = load_data(recipe.data, "train", args.data, limit=args.limit)
+    size = min(args.batch_size, len(data))
+    source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)
+    loader = [to_tensor(images, args.device) for _, (images, _) in zip(range(args.batches), source, strict=False)]
+    profiles = [Profile.load(p) for p in args.profile]
+    calibrate(model, loader, args.widths, profiles=profiles, progress=not args.json)
+    out = args.out or path
+    save_model(model, out, load_state(path)["extra"])
+    done = {"model": str(out), "widths": list(widths_of(model)), "profiles": [p.name for p in profiles]}
+    print(json.dumps(done) if args.json else f"{out} now has widths {', '.join(map(str, done['widths']))}")
+    return 0

@@ -1,0 +1,62 @@
+"""`anyprec evaluate MODEL`: accuracy at each width. MODEL is a run folder or a model.pt; the work is evaluate.py's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from anyprec.bits import Profile, parse_widths
+from anyprec.data import load_data
+from anyprec.errors import RecipeError
+from anyprec.train.checkpoint import load_model, load_state
+from anyprec.train.evaluate import accuracy_table, evaluate
+from anyprec.train.recipe import Recipe
+from anyprec.train.run import test_augment
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--widths", type=parse_widths, help="for example 1,2,4,8,32 or 1-8 (default: all it has)")
+    parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
+    parser.add_argument("--split", choices=("test", "train"), default="test")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `evaluate` and `calibrate` share: a model and the data it was trained on."""
+    parser.add_argument("model", help="a run folder of `anyprec train`, or a model file (.pt)")
+    parser.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
+    parser.add_argument("--dataset", help="name of the data set (default: the one of the model's recipe)")
+    parser.add_argument("--limit", type=int, help="use this many images (default: all)")
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--device", default="cpu")
+
+
+def model_file(path: str) -> Path:
+    return Path(path) / "model.pt" if Path(path).is_dir() else Path(path)
+
+
+def recipe_of(path: Path, dataset: str | None) -> Recipe:
+    """The recipe a model was trained by; `dataset` replaces its data, and is needed where there is no recipe."""
+    record = load_state(path).get("extra", {}).get("recipe")
+    if record is None:
+        if dataset is None:
+            raise RecipeError(f"{path} does not say which data set it is for; name it with --dataset, such as cifar10")
+        record = {"net": "", "data": dataset}
+    return Recipe.from_dict({**record, "data": dataset or record["data"]})
+
+
+def run(args: argparse.Namespace) -> int:
+    path = model_file(args.model)
+    recipe = recipe_of(path, args.dataset)
+    model = load_model(path).to(args.device)
+    data = load_data(recipe.data, args.split, args.data, limit=args.limit)
+    profiles = [Profile.load(p) for p in args.profile]
+    settings = [*(args.widths or ()), *profiles] if args.widths or profiles else None
+    results = evaluate(
+        model, data, settings, augment=test_augment(recipe.augment), batch_size=args.batch_size, device=args.device,
+        progress=not args.json,
+    )  # fmt: skip
+    print(json.dumps({str(k): v for k, v in results.items()}) if args.json else accuracy_table(results))
+    return 0

@@ -1,0 +1,72 @@
+"""Evaluation: top-1 accuracy (and loss) of a model at each width over a data set. Called by run.py and the CLI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from anyprec.data import batches
+from anyprec.progress import Progress
+from anyprec.train.switch import Setting, bits, widths_of
+
+
+def to_tensor(images: np.ndarray, device: str | torch.device = "cpu") -> torch.Tensor:
+    """(N, H, W, C) float32 -> (N, C, H, W), channels last in memory: no copy is made."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    data,
+    settings: Sequence[Setting] | None = None,
+    *,
+    augment: str = "none",
+    batch_size: int = 500,
+    device: str | torch.device = "cpu",
+    progress: bool = False,
+) -> dict[int | str, dict[str, float]]:
+    """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths."""
+    settings = list(settings) if settings is not None else list(widths_of(model))
+    names = [setting if isinstance(setting, int) else getattr(setting, "name", "mixed") for setting in settings]
+    right, loss, count = np.zeros(len(settings)), np.zeros(len(settings)), 0
+    was_training = model.training
+    model.eval()
+    try:
+        with Progress("evaluate", total=len(data), unit="img") if progress else _silent() as bar:
+            for images, labels in batches(data, batch_size, augment=augment, train=False):
+                x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
+                for i, setting in enumerate(settings):
+                    with bits(model, setting):
+                        logits = model(x).float()
+                    right[i] += (logits.argmax(1) == y).sum().item()
+                    loss[i] += F.cross_entropy(logits, y, reduction="sum").item()
+                count += len(labels)
+                bar.update(len(labels))
+    finally:
+        model.train(was_training)
+    return {n: {"accuracy": 100 * r / count, "loss": v / count} for n, r, v in zip(names, right, loss, strict=True)}
+
+
+class _silent:
+    """Stands in for a progress bar nobody asked for."""
+
+    def __enter__(self) -> _silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, n: int = 1, **fields: object) -> None:
+        pass
+
+
+def accuracy_table(results: dict[int | str, dict[str, float]], title: Iterable[str] = ("bits", "accuracy")) -> str:
+    """Two aligned columns for the terminal; 32 is shown as 'float'."""
+    head = "  ".join(f"{t:>9}" for t in title)
+    rows = [f"{'float' if k == 32 else k:>9}  {r['accuracy']:>7.2f} %" for k, r in results.items()]
+    return "\n".join([head, *rows])

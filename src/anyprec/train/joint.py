@@ -1,0 +1,110 @@
+"""One joint training step: all widths forward and backward, widest first, gradients added up (paper, Algorithm 1).
+
+Work that no width changes is done once a step: the weights' tanh and max (`quantise_once`) and the float stem.
+Called by run.py for every batch; the optimiser step is its caller's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.errors import RecipeError
+from anyprec.train.layers import quantise_once
+from anyprec.train.switch import set_bits
+
+LOSSES = ("hard", "soft", "recursive", "recursive+label")
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy with probabilities `target`; its gradient is that of their KL divergence. Classes on axis 1."""
+    return -(target * F.log_softmax(logits, 1)).sum(1).mean()
+
+
+def width_loss(mode: str, logits: Tensor, labels: Tensor, teacher: Tensor | None, label_weight: float) -> Tensor:
+    """The loss of one width. `teacher` is the detached output of a wider width; None for the widest of all.
+
+    hard: labels. soft, recursive: the teacher. recursive+label: label_weight * labels + (1 - label_weight) * teacher.
+    """
+    if teacher is None or mode == "hard":
+        return F.cross_entropy(logits, labels)
+    distilled = soft_cross_entropy(logits, teacher.softmax(1))
+    if mode == "recursive+label":
+        return label_weight * F.cross_entropy(logits, labels) + (1 - label_weight) * distilled
+    return distilled
+
+
+@contextmanager
+def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """Yields (z, body): z is the stem's output, computed once; on leaving, the gradients all widths left in z go on
+    into the stem in one backward pass. A model without `stem` and `body` runs whole for every width.
+    """
+    if not (hasattr(model, "stem") and hasattr(model, "body")):
+        yield images, model
+        return
+    whole = model.stem(images)  # type: ignore[operator]
+    leaf = whole.detach().requires_grad_(whole.requires_grad)
+    yield leaf, model.body  # type: ignore[misc]
+    if leaf.grad is not None:
+        whole.backward(leaf.grad)
+
+
+def joint_step(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    widths: Sequence[int],
+    *,
+    loss: str = "recursive",
+    label_weight: float = 0.5,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers)."""
+    if loss not in LOSSES:
+        raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
+    results: dict[int, tuple[Tensor, Tensor]] = {}
+    teacher: Tensor | None = None
+    with quantise_once(model), autocast(), stem_once(model, images) as (z, body):
+        for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
+            set_bits(model, bits)
+            logits = body(z)
+            logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+            value = width_loss(loss, logits, labels, teacher, label_weight)
+            backward(value)
+            if teacher is None or loss != "soft":
+                teacher = logits.detach()
+            right = (logits.detach().argmax(1) == labels).sum()
+            results[bits] = (value.detach(), right)
+    return results
+
+
+def choose_widths(widths: Sequence[int], sampling: str, random_widths: int, seed: int, step: int) -> list[int]:
+    """The widths of one step: all of them, or the lowest, the highest and some at random between ("sandwich")."""
+    ordered = sorted(widths)
+    if sampling == "all" or len(ordered) <= 2 + random_widths:
+        return ordered
+    between = random.Random(f"{seed}/{step}").sample(ordered[1:-1], random_widths)
+    return sorted([ordered[0], *between, ordered[-1]])
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], extra: Tensor) -> Tensor:
+    """One all-reduce for all gradients of a step (and the few numbers in `extra`), averaged over the processes.
+
+    DistributedDataParallel cannot do this: its reducer fires in one backward pass, and would leave out the norms of
+    every width but the last (docs/decisions.md). All processes chose the same widths, so the same parameters have one.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1).float() for g in grads] + [extra.reshape(-1).float()])
+    torch.distributed.all_reduce(flat)
+    flat /= torch.distributed.get_world_size()
+    start = 0
+    for grad in grads:
+        grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+        start += grad.numel()
+    return flat[start:].view_as(extra)

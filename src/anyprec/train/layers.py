@@ -1,0 +1,191 @@
+"""Any-layers: one float weight that can act at any width.
+
+`AnyConv1d`, `AnyConv2d`, `AnyConvTranspose2d`, `AnyLinear` are subclasses of the torch layers they stand for,
+with two quantizers: one for the weight and, unless the network shares one between layers (`act=None`), one
+for their own input. So an identity shortcut around them stays unquantised. Built by zoo/ and convert.py;
+switched by switch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.bits import DEFAULT_WIDTHS, FLOAT, LayerBits, check_layer_bits, split_bits
+from anyprec.errors import AnyprecError
+from anyprec.train.quantizers import ActQuantizer, Nested, WeightQuantizer
+
+
+class AnyLayer(nn.Module):
+    """The part all any-layers share: current bits, the two quantizers, and the weight at the current bits."""
+
+    weight: Tensor
+
+    def init_any(self, quantizer: WeightQuantizer | None, act: ActQuantizer | None) -> None:
+        self.quantizer = quantizer if quantizer is not None else Nested(DEFAULT_WIDTHS)
+        self.act = act
+        if not self.weight.is_meta:
+            self.quantizer.fit(self.weight, [int(k) for k in self.quantizer.scales])
+        self.weight_bits, self.act_bits = FLOAT, FLOAT
+        # Set while `quantise_once` is active: what does not depend on the width.
+        self.normalised: Tensor | None = None
+        self.magnitude: Tensor | None = None
+
+    @property
+    def bits(self) -> LayerBits:
+        return self.weight_bits if self.weight_bits == self.act_bits else (self.weight_bits, self.act_bits)
+
+    @bits.setter
+    def bits(self, bits: LayerBits) -> None:
+        self.weight_bits, self.act_bits = split_bits(check_layer_bits(bits))
+
+    def quantised_input(self, x: Tensor) -> Tensor:
+        return x if self.act is None else self.act(x, self.act_bits)
+
+    def quantised_weight(self) -> Tensor:
+        if self.weight_bits == FLOAT:
+            return self.quantizer.float_weight(self.weight, self.normalised, self.magnitude)
+        x = self.normalised if self.normalised is not None else self.quantizer.normalise(self.weight)
+        return self.quantizer.weight(x, self.weight, self.weight_bits, self.magnitude)
+
+    def codes(self, bits: int = 8) -> Tensor:
+        """The weight's integer codes at `bits`, shaped like the weight."""
+        return self.quantizer.codes(self.weight, bits)
+
+
+class AnyConv1d(AnyLayer, nn.Conv1d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Conv1d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(self.quantised_input(x), self.quantised_weight(), self.bias)
+
+
+class AnyConv2d(AnyLayer, nn.Conv2d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Conv2d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(self.quantised_input(x), self.quantised_weight(), self.bias)
+
+
+class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.ConvTranspose2d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        stride, padding, kernel, dilation = (
+            cast(list[int], n) for n in (self.stride, self.padding, self.kernel_size, self.dilation)
+        )
+        extra = self._output_padding(x, output_size, stride, padding, kernel, 2, dilation)
+        return F.conv_transpose2d(
+            self.quantised_input(x),
+            self.quantised_weight(),
+            self.bias,
+            stride,
+            padding,
+            extra,
+            self.groups,
+            dilation,
+        )
+
+
+class AnyLinear(AnyLayer, nn.Linear):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Linear.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.quantised_input(x), self.quantised_weight(), self.bias)
+
+
+class AnyActivation(nn.Module):
+    """An activation of its own, for networks where several layers read one quantised input (the paper's).
+
+    quantise=False clips but does not round: the last activation of CNN-8.
+    """
+
+    def __init__(self, act: ActQuantizer | None = None, quantise: bool = True) -> None:
+        super().__init__()
+        self.act = act if act is not None else ActQuantizer()
+        self.quantise = quantise
+        self.act_bits = FLOAT
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.quantise or self.act_bits == FLOAT:
+            return self.act(x, self.act_bits)
+        return x.clamp(0, 1)
+
+
+ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {
+    nn.Conv1d: AnyConv1d,
+    nn.Conv2d: AnyConv2d,
+    nn.ConvTranspose2d: AnyConvTranspose2d,
+    nn.Linear: AnyLinear,
+}
+
+
+@contextmanager
+def quantise_once(model: nn.Module) -> Iterator[None]:
+    """Inside, every any-layer computes tanh, max and mean of its weight once, however many widths run.
+
+    The graph is cut at the normalised weight: all widths add their gradients there, and on leaving one
+    backward pass takes the sum on to the weight. The sum rule makes that the same gradient, up to rounding.
+    So run the backward passes inside, and the optimiser after.
+    """
+    layers = [m for m in model.modules() if isinstance(m, AnyLayer)]
+    before = [(layer.normalised, layer.magnitude) for layer in layers]
+    whole: list[tuple[Tensor, Tensor]] = []  # (normalised weight with its graph, leaf without)
+    try:
+        for layer in layers:
+            x = layer.quantizer.normalise(layer.weight)
+            layer.normalised = x.detach().requires_grad_(x.requires_grad)
+            layer.magnitude = layer.quantizer.magnitude(layer.weight)
+            whole.append((x, layer.normalised))
+        yield
+        used = [(x, leaf.grad) for x, leaf in whole if leaf.grad is not None]
+        if used:
+            torch.autograd.backward([x for x, _ in used], [grad for _, grad in used])
+    finally:
+        for layer, (normalised, magnitude) in zip(layers, before, strict=True):
+            layer.normalised, layer.magnitude = normalised, magnitude
+        for _, leaf in whole:
+            if leaf.requires_grad:
+                leaf.register_post_accumulate_grad_hook(_too_late)
+
+
+def _too_late(leaf: Tensor) -> None:
+    """A gradient that reaches the cut after the context was left would be lost without a word."""
+    raise AnyprecError("backward() was called after `quantise_once` was left; call it inside the with block")

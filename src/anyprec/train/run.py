@@ -1,0 +1,372 @@
+"""A training run: a Recipe and a folder in, a trained model, its checkpoint and its logs out.
+
+`train(recipe, out)` is what `anyprec train` calls. The folder holds recipe.toml, last.pt (the run so far), log.jsonl,
+tensorboard/ and, at the end, model.pt. Everything random is a function of (seed, step), and the checkpoint holds the
+rest, so a run that was killed goes on to the result of one that was not, bit for bit. Under `torchrun` each process
+takes its rows of the same global batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyprec.bits import FLOAT
+from anyprec.data import batches, load_data, steps_per_epoch
+from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
+from anyprec.progress import Progress
+from anyprec.train import checkpoint
+
+from anyprec.train.evaluate import evaluate, to_tensor
+from anyprec.train.joint import average_gradients, choose_widths, joint_step
+from anyprec.train.norms import sync_norms
+from anyprec.train.quantizers import ActQuantizer
+from anyprec.train.recipe import Recipe
+from anyprec.train.switch import set_bits
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": lambda groups, r: torch.optim.Adam(groups, r.lr, weight_decay=r.weight_decay),
+    "adamw": lambda groups, r: torch.optim.AdamW(groups, r.lr, weight_decay=r.weight_decay),
+    "sgd": lambda groups, r: torch.optim.SGD(groups, r.lr, momentum=r.momentum, weight_decay=r.weight_decay),
+}
+
+
+class Processes:
+    """Who we are among the processes `torchrun` started: rank 0 of 1 without it."""
+
+    def __init__(self, device: str | None) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if device is None:
+            device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+        try:
+            self.device = torch.device(device)
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise RecipeError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        self.started = self.world > 1 and not torch.distributed.is_initialized()
+        if self.started:
+            torch.distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def close(self) -> None:
+        if self.started:
+            torch.distributed.destroy_process_group()
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    download: bool = False,
+    resume: bool = False,
+    device: str | None = None,
+    model: nn.Module | None = None,
+    progress: bool = True,
+) -> dict[int | str, dict[str, float]]:
+    """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set.
+
+    `model` is a network of your own, converted; without it the recipe's net is built.
+    """
+    processes = Processes(device)
+    try:
+        return Run(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
+    finally:
+        processes.close()
+
+
+class Run:
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        processes: Processes,
+        data_root: str | Path | None,
+        download: bool,
+        resume: bool,
+        model: nn.Module | None,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.out, self.processes = recipe, out, processes
+        self.progress = progress and processes.first
+        saved = self._open_folder(resume)
+        if download and processes.world > 1 and not processes.first:
+            torch.distributed.barrier()  # the first process downloads for all
+        self.train_data = load_data(recipe.data, "train", data_root, download=download, limit=recipe.limit or None)
+        self.test_data = load_data(recipe.data, "test", data_root, download=download)
+        if download and processes.world > 1 and processes.first:
+            torch.distributed.barrier()
+        self.steps = steps_per_epoch(self.train_data, recipe.batch_size, True)
+        if self.steps == 0:
+            raise RecipeError(
+                f"batch_size={recipe.batch_size} is more than the {len(self.train_data)} training images; lower it"
+            )
+
+        torch.manual_seed(recipe.seed)
+        self.model = (model if model is not None else self._build()).to(processes.device)
+        if recipe.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self._fit_ranges()
+        sync_norms(self.model, recipe.sync_norm)
+        self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
+        self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
+        self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
+        self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
+        if saved is not None:
+            self._restore(saved)
+        if recipe.compile and hasattr(self.model, "body"):
+            self.model.body = torch.compile(self.model.body, dynamic=False)
+
+    # --- The loop ----------------------------------------------------------------------------------------------------
+
+    def go(self) -> dict[int | str, dict[str, float]]:
+        results: dict[int | str, dict[str, float]] = {}
+        while self.epoch < self.recipe.epochs:
+            self._epoch()
+            results = {}
+            last = self.epoch == self.recipe.epochs
+            if last or (self.recipe.eval_every and self.epoch % self.recipe.eval_every == 0):
+                results = self._evaluate()
+            self._log(results)
+            self._save()
+        if not results:  # resumed after the last epoch
+            results = self._evaluate()
+        if self.processes.first:
+            extra = {"recipe": self.recipe.to_dict(), "test": {str(k): v for k, v in results.items()}}
+            checkpoint.save_model(self.model, self.out / "model.pt", extra)
+        return results
+
+    def _epoch(self) -> None:
+        recipe, processes = self.recipe, self.processes
+        self.model.train()
+        source = batches(
+            self.train_data, recipe.batch_size, augment=recipe.augment, train=True, seed=recipe.seed,
+            epoch=self.epoch, start=self.step, rank=processes.rank, world=processes.world,
+        )  # fmt: skip
+        saved_at = time.monotonic()
+        label = f"epoch {self.epoch + 1}/{recipe.epochs}"
+        with Progress(label, total=self.steps - self.step, unit="step") if self.progress else nullcontext() as bar:
+            for images, labels in source:
+                losses = self._step(images, labels)
+                if bar is not None:
+                    widest, narrowest = max(losses), min(losses)
+                    bar.update(1, **{f"loss{widest}": losses[widest], f"loss{narrowest}": losses[narrowest]})
+                if time.monotonic() - saved_at >= 60 * recipe.save_minutes and self.step < self.steps:
+                    self._save()
+                    saved_at = time.monotonic()
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def _step(self, images: Any, labels: Any) -> dict[int, float]:
+        recipe, device = self.recipe, self.processes.device
+        number = self.epoch * self.steps + self.step
+        # Dropout is a function of the step, too; the factor keeps neighbouring seeds and ranks apart.
+        torch.manual_seed(recipe.seed + 1_000_003 * (number * self.processes.world + self.processes.rank))
+        rate = learning_rate(recipe, number, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["rate_factor"]
+        x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
+        widths = choose_widths(recipe.widths, recipe.sampling, recipe.sandwich_random, recipe.seed, number)
+
+        self.optimizer.zero_grad(set_to_none=True)
+        scaled: Callable[[torch.Tensor], Any] = torch.Tensor.backward
+        if self.scaler is not None:
+            scaler = self.scaler
+            scaled = lambda value: scaler.scale(value).backward()  # noqa: E731
+        results = joint_step(
+            self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
+            autocast=self._autocast, backward=scaled,
+        )  # fmt: skip
+        numbers = torch.stack([torch.stack([v, r.to(v.dtype)]) for v, r in results.values()])  # (widths, 2)
+        if self.processes.world > 1:
+            numbers = average_gradients(list(self.model.parameters()), numbers)
+        self._check_finite(dict(zip(results, numbers[:, 0].tolist(), strict=True)))
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        for bits, (value, right) in zip(results, numbers.tolist(), strict=True):
+            total = self.totals.setdefault(bits, [0.0, 0.0, 0.0])
+            for i, part in enumerate((value * len(labels), right, len(labels))):
+                total[i] += part
+        self.step += 1
+        return {bits: value for bits, (value, _) in zip(results, numbers.tolist(), strict=True)}
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.recipe.amp == "off":
+            return nullcontext()
+        kind = torch.bfloat16 if self.recipe.amp == "bf16" else torch.float16
+        return torch.autocast(self.processes.device.type, kind)
+
+    def _check_finite(self, losses: dict[int, float]) -> None:
+        bad = [bits for bits, value in losses.items() if not math.isfinite(value)]
+        if bad:
+            last = self.out / "last.pt"
+            kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint had been written yet"
+            raise Diverged(
+                f"the loss at {bad[0]} bit is {losses[bad[0]]} in epoch {self.epoch + 1}, step {self.step + 1}; {kept}. "
+                f"Lower lr (now {self.recipe.lr:g}), add warmup_epochs, or check the data for NaN"
+            )
+
+    # --- Building, evaluating, keeping -------------------------------------------------------------------------------
+
+    def _build(self) -> nn.Module:
+        from anyprec.zoo import build
+
+        recipe, shape = self.recipe, self.train_data.shape
+        options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
+        model = build(recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **options)
+        if recipe.init:
+            try:
+                record = checkpoint.load_state(recipe.init)
+            except CheckpointError:
+                from anyprec.zoo import load_float
+
+                load_float(model, recipe.init)
+            else:
+                checkpoint.restore(model, record["state_dict"], recipe.init)
+        return model
+
+    def _fit_ranges(self) -> None:
+        """Networks whose activation ranges come from data get them from the first training batches."""
+        acts = [m for m in self.model.modules() if isinstance(m, ActQuantizer) and m.clip != "fixed"]
+        if any(float(r) == 0 for act in acts for r in act.ranges.values()):
+            from anyprec.train.calibrate import calibrate
+            source = batches(self.train_data, self.recipe.batch_size, augment=self.recipe.augment, train=True)
+            loader = [to_tensor(images, self.processes.device) for _, (images, _) in zip(range(4), source, strict=False)]
+            calibrate(self.model, loader, [k for k in self.recipe.widths if k != FLOAT], ranges=True)
+
+    def _evaluate(self) -> dict[int | str, dict[str, float]]:
+        """Every process evaluates the whole test set: it is small beside training, and needs no exchange."""
+        return evaluate(
+            self.model, self.test_data, list(self.recipe.widths), augment=test_augment(self.recipe.augment),
+            batch_size=self.recipe.eval_batch_size, device=self.processes.device, progress=self.progress,
+        )  # fmt: skip
+
+    def _log(self, results: dict[int | str, dict[str, float]]) -> None:
+        train = {
+            str(bits): {"loss": total / count, "accuracy": 100 * right / count}
+            for bits, (total, right, count) in sorted(self.totals.items())
+        }
+        self.totals = {}
+        if not self.processes.first:
+            return
+        rate = learning_rate(self.recipe, self.epoch * self.steps - 1, self.steps)
+        line = {"epoch": self.epoch, "lr": rate, "train": train, "test": {str(k): v for k, v in results.items()}}
+        with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._tensorboard(line)
+        if self.progress and results:
+            shown = "  ".join(f"{'float' if k == FLOAT else k}: {v['accuracy']:.2f}" for k, v in results.items())
+            print(f"epoch {self.epoch}/{self.recipe.epochs}  test accuracy  {shown}", flush=True)
+
+    def _tensorboard(self, line: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        with SummaryWriter(str(self.out / "tensorboard"), purge_step=self.epoch) as writer:
+            writer.add_scalar("lr", line["lr"], self.epoch)
+            for split in ("train", "test"):
+                for bits, values in line[split].items():
+                    for name, value in values.items():
+                        writer.add_scalar(f"{name}/{split}/{bits}", value, self.epoch)
+
+    def _save(self) -> None:
+        if not self.processes.first:
+            return
+        if not all(torch.isfinite(p).all() for p in self.model.parameters()):
+            raise Diverged(f"weights became NaN or infinite in epoch {self.epoch + 1}; the last good checkpoint is kept")
+        log = self.out / "log.jsonl"
+        record = {
+            "kind": "run",
+            "recipe": self.recipe.to_dict(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "totals": self.totals,
+            "log_bytes": log.stat().st_size if log.exists() else 0,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+        }
+        checkpoint.save_state(record, self.out / "last.pt")
+
+    def _open_folder(self, resume: bool) -> dict[str, Any] | None:
+        last = self.out / "last.pt"
+        saved = None
+        if resume and last.exists():
+            saved = checkpoint.load_state(last)
+            then, now = saved["recipe"], self.recipe.to_dict()
+            for name in now:
+                given, stored = now[name], then.get(name)
+                if (list(given) if isinstance(given, tuple) else given) != (
+                    list(stored) if isinstance(stored, tuple) else stored
+                ):
+                    raise RecipeError(
+                        f"{self.out} was started with {name}={stored!r}, not {given!r}; resume with the same recipe, "
+                        "or use another --out"
+                    )
+        elif last.exists() or (self.out / "model.pt").exists():
+            raise RecipeError(f"{self.out} holds a run already; add --resume to go on with it, or use another --out")
+        if self.processes.first:
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+                self.recipe.save(self.out / "recipe.toml")
+            except OSError as error:
+                raise DataError(f"cannot write into {self.out}: {error.strerror}") from error
+        return saved
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        checkpoint.restore(self.model, saved["model"], self.out / "last.pt")
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.scaler is not None and saved["scaler"]:
+            self.scaler.load_state_dict(saved["scaler"])
+        self.epoch, self.step, self.totals = saved["epoch"], saved["step"], saved["totals"]
+        log = self.out / "log.jsonl"
+        if self.processes.first and log.exists():
+            os.truncate(log, saved["log_bytes"])  # lines of epochs that will run again
+        set_bits(self.model, max(self.recipe.widths))
+
+
+def test_augment(augment: str) -> str:
+    """What the test set needs of the training augmentation: sizes, but no randomness."""
+    return augment if augment in ("imagenet", "svhn") else "none"
+
+
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Weights, and apart from them learned scales and ranges: no weight decay there, and a rate of their own."""
+    scales, weights = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            learned = any(part in name.split(".") for part in ("scales", "ranges")) or name.endswith("quantizer.range")
+            (scales if learned else weights).append(parameter)
+    groups = [{"params": weights, "rate_factor": 1.0}]
+    if scales:
+        groups.append({"params": scales, "rate_factor": recipe.scale_lr, "weight_decay": 0.0})
+    return groups
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """The rate of global step `step`, with `steps` an epoch: a pure function, so nothing of it needs saving."""
+    epoch = step / steps
+    if epoch < recipe.warmup_epochs:
+        return recipe.lr * (step + 1) / (recipe.warmup_epochs * steps)
+    if recipe.schedule == "steps":
+        return recipe.lr * recipe.decay ** sum(int(epoch) >= m for m in recipe.milestones)
+    if recipe.schedule == "cosine":
+        done = (epoch - recipe.warmup_epochs) / max(recipe.epochs - recipe.warmup_epochs, 1e-9)
+        return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return recipe.lr

@@ -1,0 +1,134 @@
+"""CPU detection and the choice of instruction set, on this machine and on made-up ones."""
+
+import ast
+import platform
+from pathlib import Path
+
+import pytest
+
+from anyprec import _native
+from anyprec.errors import UnsupportedIsa
+from anyprec.run.cpu import cpu_features, cpu_name, isa
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+ARM = platform.machine().lower() in ("aarch64", "arm64")
+FOREIGN = "neon" if X86 else "avx2"  # known, but never built on this architecture
+
+AVX2 = ["avx2", "fma"]
+AVX512 = [*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq"]
+
+# Register bits (Intel's manual, volume 2A, CPUID; volume 1, 13.3 for XCR0)
+FMA, AVX = 1 << 12, 1 << 28  # leaf 1, ecx
+HAS_AVX2, F, DQ, BW, VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31  # leaf 7, ebx
+VNNI, VPOPCNTDQ = 1 << 11, 1 << 14  # leaf 7, ecx
+AVX_VNNI = 1 << 4  # leaf 7.1, eax
+SAVES_YMM, SAVES_ZMM = 0x7, 0xE7
+
+
+def server(xcr0: int) -> list[str]:
+    """A CPU with everything, under an operating system that saves the registers in xcr0."""
+    ebx = HAS_AVX2 | F | DQ | BW | VL
+    return _native.decode_cpuid(FMA | AVX, ebx, VNNI | VPOPCNTDQ, AVX_VNNI, xcr0)
+
+
+def test_this_cpu_has_a_name():
+    assert cpu_name() == cpu_name().strip() != ""
+
+
+@pytest.mark.skipif(not X86 or not Path("/proc/cpuinfo").exists(), reason="compares with Linux on x86")
+def test_features_are_those_linux_reports():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next(line for line in lines if line.startswith("flags")).split(":")[1].split()
+    ours = set(server(SAVES_ZMM))  # every name we know
+    assert set(cpu_features()) == ours & set(flags)
+    name = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
+    assert cpu_name() == name
+
+
+@pytest.mark.skipif(not ARM, reason="aarch64 only")
+def test_aarch64_always_has_neon():
+    assert cpu_features() == ("neon",)
+    assert isa() == "neon"
+
+
+def test_everything_is_found_on_a_cpu_that_has_everything():
+    assert set(server(SAVES_ZMM)) == {*AVX512, "avx_vnni", "avx512_vnni", "avx512_vpopcntdq"}
+
+
+def test_no_wide_registers_unless_the_operating_system_saves_them():
+    assert server(0) == []
+    assert server(0x3) == []  # x87 and SSE only
+    assert set(server(SAVES_YMM)) == {*AVX2, "avx_vnni"}
+    assert set(server(SAVES_ZMM & ~0x20)) == {*AVX2, "avx_vnni"}  # mask registers not saved
+
+
+def test_features_are_told_apart():
+    haswell = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, 0, SAVES_YMM)
+    assert haswell == AVX2
+    alder_lake = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, AVX_VNNI, SAVES_YMM)
+    assert set(alder_lake) == {*AVX2, "avx_vnni"}
+    knights_landing = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, SAVES_ZMM)
+    assert set(knights_landing) == {*AVX2, "avx512f"}
+    sandy_bridge = _native.decode_cpuid(AVX, 0, 0, 0, SAVES_YMM)
+    assert sandy_bridge == []
+
+
+@pytest.mark.skipif(not X86, reason="levels of x86")
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        ([], "scalar"),
+        (["avx2"], "scalar"),  # no fma
+        (AVX2, "avx2"),
+        ([*AVX2, "avx512f"], "avx2"),
+        (AVX512, "avx512"),
+        ([*AVX512, "avx512_vnni"], "avx512"),
+    ],
+)
+def test_the_best_level_is_chosen(features, level):
+    assert _native.choose_isa("", features) == level
+
+
+def test_a_wish_for_less_is_granted(monkeypatch):
+    monkeypatch.setenv("ANYPREC_ISA", "scalar")
+    assert isa() == "scalar"
+
+
+def test_an_empty_wish_is_no_wish(monkeypatch):
+    monkeypatch.delenv("ANYPREC_ISA", raising=False)
+    best = isa()
+    monkeypatch.setenv("ANYPREC_ISA", "")
+    assert isa() == best
+
+
+def test_every_built_level_is_known():
+    assert set(_native.built_isas()) <= set(_native.known_isas())
+    assert isa() in _native.built_isas()
+
+
+def test_an_unknown_wish(monkeypatch):
+    monkeypatch.setenv("ANYPREC_ISA", "avx3")
+    with pytest.raises(UnsupportedIsa, match=r"^ANYPREC_ISA=avx3 is no instruction set .* unset it$"):
+        isa()
+
+
+def test_a_wish_that_is_not_built_in(monkeypatch):
+    monkeypatch.setenv("ANYPREC_ISA", FOREIGN)
+    with pytest.raises(UnsupportedIsa, match=rf"^ANYPREC_ISA={FOREIGN} is not built into .* unset it$"):
+        isa()
+
+
+@pytest.mark.skipif(not X86, reason="levels of x86")
+def test_a_wish_this_cpu_cannot_run():
+    message = (
+        r"^ANYPREC_ISA=avx512 cannot run on this CPU, which lacks avx512bw, avx512vl, avx512dq; "
+        r"choose one of scalar, avx2, or unset it$"
+    )
+    with pytest.raises(UnsupportedIsa, match=message):
+        _native.choose_isa("avx512", [*AVX2, "avx512f"])
+
+
+def test_the_stub_names_what_the_extension_has():
+    stub = Path(__file__).parents[2] / "src" / "anyprec" / "_native.pyi"
+    typed = {node.name for node in ast.parse(stub.read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert typed == {name for name in dir(_native) if not name.startswith("_")}

@@ -1,0 +1,152 @@
+"""The import rule in one table: who may import whom, and that torch stays out of the torch-free half."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import anyprec
+
+SOURCE = Path(anyprec.__file__).parent
+TORCH_PARTS = {"train", "zoo", "pack"}
+
+# Part of the package -> the parts it may import, besides itself, `bits` and `errors`, which are for all.
+# `train` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
+MAY_IMPORT = {
+    "errors": set(),
+    "bits": set(),
+    "progress": set(),
+    "data": {"progress"},
+    "train": {"data", "progress", "zoo"},
+    "zoo": {"data", "progress", "train"},
+    "format": set(),
+    "pack": {"format", "progress", "train", "zoo"},
+    "run": {"format", "progress", "_native"},
+    "serve": {"run", "format", "progress"},
+    "report": {"run", "format", "progress"},
+    "cli": set(),
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+FOR_ALL = {"bits", "errors", "__init__"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, inside functions too. `if TYPE_CHECKING:` never runs: left out."""
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: import by full name, for this test's sake"
+            # `from anyprec import train` imports anyprec.train
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_every_part_has_its_row():
+    assert {part_of(path) for path in FILES} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_layers(path):
+    part = part_of(path)
+    for name in imports(path):
+        package, _, rest = name.partition(".")
+        if package in ("torch", "torchvision", "transformers", "tensorboard"):
+            assert part in TORCH_PARTS, f"{path} imports {name}; only {sorted(TORCH_PARTS)} may"
+        if package == "anyprec":
+            target = rest.partition(".")[0]
+            if not ((SOURCE / target).exists() or (SOURCE / f"{target}.py").exists() or target == "_native"):
+                target = "__init__"  # a name such as __version__
+            allowed = MAY_IMPORT[part] | FOR_ALL | {part}
+            assert target in allowed, f"{path} imports anyprec.{target}; {part} may import {sorted(allowed)}"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Packages outside the standard library that a fresh interpreter loads for a statement."""
+    script = (
+        "import json, sys; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(new - sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_importing_anyprec_loads_nothing_else():
+    assert loaded_by("import anyprec, anyprec.bits, anyprec.errors") == {"anyprec"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import anyprec.cli, anyprec.progress",
+        "import anyprec; anyprec.run; import anyprec.run.cpu, anyprec.run.cli_info",
+        "import anyprec; anyprec.data",
+        "import anyprec; anyprec.Profile('mixed', {'conv': 2}); dir(anyprec)",
+        "import anyprec.cli; assert anyprec.cli.main(['--help']) == 0",
+        "import anyprec.cli; assert anyprec.cli.main(['info']) == 0",
+    ],
+)
+def test_the_torch_free_half_loads_only_numpy(statement):
+    statement = f"import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()): {statement}"
+    assert loaded_by(statement) <= {"anyprec", "numpy"}
+
+
+def test_every_public_name_is_there():
+    pytest.importorskip("torch")
+    for name in anyprec.__all__:
+        assert getattr(anyprec, name) is not None
+    assert set(anyprec.__all__) <= set(dir(anyprec))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'anyprec' has no attribute 'covert'"):
+        _ = anyprec.covert
+
+
+def test_bits_is_the_module_and_the_context_manager():
+    torch = pytest.importorskip("torch")
+    from anyprec.bits import check_bits
+    from anyprec.train.layers import AnyLinear
+    from anyprec.train.switch import any_layers
+
+    assert anyprec.bits.check_bits is check_bits
+    model = torch.nn.Sequential(AnyLinear(4, 4))
+    anyprec.set_bits(model, 8)
+    with anyprec.bits(model, 2):
+        assert [layer.bits for layer in any_layers(model).values()] == [2]
+    assert [layer.bits for layer in any_layers(model).values()] == [8]
+
+
+@pytest.mark.parametrize("call", ["anyprec.convert", "anyprec.bits(None, 2)", "from anyprec import set_bits"])
+def test_without_torch_the_error_says_what_to_install(tmp_path, call):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import anyprec\n{call}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert "MissingExtra: anyprec." in done.stderr
+    assert done.stderr.rstrip().endswith("needs PyTorch: pip install 'anyprec[train]'")
