@@ -43,7 +43,7 @@ slow: $(READY)
 check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy src
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 format: $(READY)

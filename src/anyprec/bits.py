@@ -7,9 +7,12 @@ bits of every layer; `1`..`8` are the uniform ones. DESIGN: "Nouns".
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
+from typing import SupportsIndex
 
 from anyprec.errors import ProfileError, UnsupportedBits
 
@@ -19,10 +22,12 @@ DEFAULT_WIDTHS = (1, 2, 4, 8, FLOAT)
 
 
 def check_bits(bits: object) -> int:
-    """The one place that decides what a width is: 1..8 or 32."""
-    if isinstance(bits, bool) or not isinstance(bits, int) or (bits not in INTEGER_WIDTHS and bits != FLOAT):
-        raise UnsupportedBits(f"bits={bits!r} is not a bit-width; choose 1..8, or 32 for float")
-    return bits
+    """The one place that decides what a width is: 1..8 or 32. Any integer type will do (numpy's too), but not a bool."""
+    if not isinstance(bits, bool) and isinstance(bits, SupportsIndex):
+        width = index(bits)
+        if width in INTEGER_WIDTHS or width == FLOAT:
+            return width
+    raise UnsupportedBits(f"bits={bits!r} is not a bit-width; choose 1..8, or 32 for float")
 
 
 def check_widths(widths: Iterable[int]) -> tuple[int, ...]:
@@ -41,15 +46,15 @@ def parse_widths(text: str) -> tuple[int, ...]:
     """'1,2,4,8,32' -> (1, 2, 4, 8, 32); '1-8' -> 1..8; 'float' is 32. For the command line."""
     widths: list[int] = []
     for part in (p.strip() for p in text.split(",")):
-        low, dash, high = part.partition("-")
+        span = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,2})", part)
         if part.lower() in ("float", "fp32"):
             widths.append(FLOAT)
-        elif dash and low.isdigit() and high.isdigit():
-            widths.extend(range(int(low), int(high) + 1))
-        elif part.isdigit():
+        elif span:
+            widths.extend(range(int(span[1]), int(span[2]) + 1))
+        elif re.fullmatch(r"-?[0-9]+", part):
             widths.append(int(part))
         else:
-            raise UnsupportedBits(f"{part!r} in widths {text!r} is not a bit-width; write for example 1,2,4,8,32 or 1-8")
+            raise UnsupportedBits(f"{part!r} in widths {text!r} is not a bit-width; write 1,2,4,8,32 or 1-8,32")
     return check_widths(widths)
 
 
@@ -79,10 +84,10 @@ class Profile:
     bits: Mapping[str, LayerBits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str) or any(c in self.name for c in "./\\") or self.name.isdigit():
+        if not isinstance(self.name, str) or not re.fullmatch(r"(?=.*[A-Za-z_-])[A-Za-z0-9_-]+", self.name):
             raise ProfileError(
-                f"profile name {self.name!r} is not allowed; use letters, digits, '-' or '_' (plain numbers name the "
-                "uniform profiles)"
+                f"profile name {self.name!r} is not allowed; use letters, digits, '-' or '_' (a plain number names "
+                "a uniform profile)"
             )
         if not self.bits:
             raise ProfileError(f"profile {self.name!r} sets no layer; give at least one layer name and its bits")

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def batch(n: int, height: int, width: int, channels: int) -> np.ndarray:
 
 def slow_crop_flip(image: np.ndarray, pad: int, flip: bool, draw: np.ndarray) -> np.ndarray:
     """Pixel by pixel: where does each output pixel come from?"""
-    height, width, channels = image.shape
+    height, width, _ = image.shape
     top, left = int(draw[0] * (2 * pad + 1)), int(draw[1] * (2 * pad + 1))
     out = np.zeros_like(image)
     for y in range(height):
@@ -107,7 +108,7 @@ def test_random_box_has_the_asked_area_and_ratio() -> None:
 
 
 def test_random_box_falls_back_to_the_middle() -> None:
-    """In a strip of 1000 x 10 no box of 8 % of the area with ratio 3/4..4/3 fits: 28 pixels high at the least."""
+    """No box of 8 % of 1000 x 10 with ratio 3/4..4/3 fits in: it is 24 pixels high at the least."""
     assert pixels.random_box((1000, 10), RNG.random(24), (0.08, 1.0), (3 / 4, 4 / 3)) == (493, 0, 13, 10)
     assert pixels.random_box((10, 1000), RNG.random(24), (0.08, 1.0), (3 / 4, 4 / 3)) == (0, 493, 10, 13)
 
@@ -129,14 +130,35 @@ def test_photograph_in_testing_is_the_middle(size: tuple[int, int]) -> None:
     image = Image.fromarray(batch(1, size[1], size[0], 3)[0])
     width, height = size
     scale = 256 / min(size)
-    wide = (256 if width <= height else math.floor(width * scale), 256 if height <= width else math.floor(height * scale))
+    wide = (
+        256 if width <= height else math.floor(width * scale),
+        256 if height <= width else math.floor(height * scale),
+    )
     whole = np.asarray(image.resize(wide, Image.Resampling.BILINEAR))
     top, left = round((wide[1] - 224) / 2), round((wide[0] - 224) / 2)
     assert np.array_equal(AUGMENTS["imagenet"].view(image, None), whole[top : top + 224, left : left + 224])
 
 
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"pad": -1}, "pad=-1, resize=0, side=0 must be 0 or more"),
+        ({"side": 224, "short": 256, "pad": 4}, "side goes with neither of the others"),
+        ({"side": 224}, "short=0 must be at least side=224"),
+        ({"side": 8, "short": 8, "area": (0.5, 0.1)}, "area=(0.5, 0.1) lie within 0..1"),
+        ({"side": 8, "short": 8, "ratio": (0, 1)}, "ratio=(0, 1) be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        Augment("mine", **fields)
+    assert message in str(caught.value) and "augment 'mine'" in str(caught.value)
+
+
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(DataError, match="augment='flip' is not known; choose one of none, crop, crop-flip, svhn, imagenet"):
+    with pytest.raises(
+        DataError, match="augment='flip' is not known; choose one of none, crop, crop-flip, svhn, imagenet"
+    ):
         pixels.find_augment("flip")
     own = Augment("mine", pad=2)
     assert pixels.find_augment(own) is own

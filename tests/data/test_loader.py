@@ -34,8 +34,14 @@ GOLDEN_LABELS = [3, 1, 8, 2, 8, 4, 9, 9]
 GOLDEN_IMAGES = "455c0bbf1d772530"  # start of the SHA-256
 
 
-def run(data: ArrayData | FileData = DATA, batch_size: int = 12, **options: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    return list(batches(data, batch_size, **({"train": True, "augment": "crop-flip", "seed": 3, "epoch": 2} | options)))
+def run(
+    data: ArrayData | FileData = DATA, batch_size: int = 12, **options: Any
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    return list(
+        batches(
+            data, batch_size, **({"train": True, "augment": "crop-flip", "seed": 3, "epoch": 2} | options)
+        )
+    )
 
 
 def same(one: list[tuple[np.ndarray, np.ndarray]], other: list[tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -76,7 +82,12 @@ def test_seed_and_epoch_change_the_batches_and_nothing_else_does() -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 53), st.integers(0, 60), st.booleans(), st.sampled_from(["none", "crop", "crop-flip", "svhn"]))
+@given(
+    st.integers(1, 53),
+    st.integers(0, 60),
+    st.booleans(),
+    st.sampled_from(["none", "crop", "crop-flip", "svhn"]),
+)
 def test_start_resumes_bit_identically(batch_size: int, start: int, drop_last: bool, augment: str) -> None:
     options = {"drop_last": drop_last, "augment": augment, "prefetch": 0}
     whole = run(batch_size=batch_size, **options)
@@ -112,7 +123,9 @@ def test_prefetch_changes_nothing(prefetch: int) -> None:
 
 def test_golden_batch_of_digits_never_changes() -> None:
     """Training on the embedded set is repeatable across releases: pixels, order and crops."""
-    images, labels = next(batches(load_data("digits", "train"), 32, augment="crop", train=True, seed=1, epoch=1))
+    images, labels = next(
+        batches(load_data("digits", "train"), 32, augment="crop", train=True, seed=1, epoch=1)
+    )
     assert labels[:8].tolist() == GOLDEN_LABELS
     assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == GOLDEN_IMAGES
 
@@ -123,11 +136,12 @@ def threads() -> list[threading.Thread]:
 
 def test_the_thread_ends_with_the_iterator() -> None:
     for _ in batches(DATA, 12):
-        assert len(threads()) == 1
+        pass
     assert not threads()
     closed = batches(DATA, 2, prefetch=1)
     next(closed)
-    closed.close()  # type: ignore[attr-defined]
+    assert len(threads()) == 1  # 25 batches are still to come
+    closed.close()
     assert not threads()
     abandoned = batches(DATA, 2, prefetch=3)
     next(abandoned)
@@ -154,7 +168,7 @@ def test_no_more_than_prefetch_batches_are_prepared_ahead(monkeypatch: pytest.Mo
     for _ in range(4):  # the one taken, and three ahead
         assert ahead.acquire(timeout=5)
     assert not ahead.acquire(timeout=0.1) and len(reads) == 4
-    it.close()  # type: ignore[attr-defined]
+    it.close()
     assert len(reads) == 4
 
 
@@ -189,7 +203,8 @@ def test_an_error_reaches_the_consumer_after_the_good_batches(tmp_path: Path, pr
 
 
 @pytest.mark.parametrize(
-    "n, batch_size, drop_last, steps", [(100, 32, True, 3), (100, 32, False, 4), (96, 32, False, 3), (5, 8, False, 1)]
+    "n, batch_size, drop_last, steps",
+    [(100, 32, True, 3), (100, 32, False, 4), (96, 32, False, 3), (5, 8, False, 1)],
 )
 def test_steps_per_epoch(n: int, batch_size: int, drop_last: bool, steps: int) -> None:
     assert steps_per_epoch(make(n), batch_size, drop_last) == steps
@@ -199,7 +214,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size=0 is not allowed; give a whole number, 1 or more"),
     ({"batch_size": 2.5}, "batch_size=2.5 is not allowed"),
     ({"batch_size": True}, "batch_size=True is not allowed"),
-    ({"batch_size": 54}, "batch_size=54 is more than the 53 images of made, and incomplete batches are dropped"),
+    (
+        {"batch_size": 54},
+        "batch_size=54 is more than the 53 images of made, and incomplete batches are dropped",
+    ),
     ({"world": 5}, "batch_size=12 cannot be shared by 5 processes; choose a multiple of 5"),
     ({"world": 0}, "world=0 is not allowed; give a whole number, 1 or more"),
     ({"world": 2, "rank": 2}, "rank=2 is not allowed; give a whole number, 0..1"),
@@ -209,7 +227,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"start": 5}, "start=5 is not allowed; give a whole number, 0..4"),
     ({"prefetch": -1}, "prefetch=-1 is not allowed; give a whole number, 0 or more"),
     ({"augment": "flip"}, "augment='flip' is not known; choose one of none, crop,"),
-    ({"augment": "imagenet"}, "augment='imagenet' cuts photographs of any size, but made holds arrays; choose none,"),
+    (
+        {"augment": "imagenet"},
+        "augment='imagenet' cuts photographs of any size, but made holds arrays; choose none,",
+    ),
     ({"data": [1, 2]}, "data is a list, must be ArrayData or FileData; see load_data()"),
 ]
 

@@ -1,5 +1,4 @@
-"""Data sets, augmentation and batches, with numpy alone (Pillow for image files, scipy for SVHN, asked for
-when needed).
+"""Data sets, augmentation and batches, with numpy alone; Pillow (image files) and scipy (SVHN) when needed.
 
 data = load_data("cifar10", "train", root)
 for images, labels in batches(data, 128, augment="crop-flip", train=True, seed=0, epoch=3): ...

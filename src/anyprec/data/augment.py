@@ -1,8 +1,7 @@
 """What is done to an image before it is normalised: the named settings, and the pixel work behind them.
 
-Comes in: (n, H, W, C) uint8 (or, for photographs of any size, open image files) and, in training, numbers in
-[0, 1) for every image. Goes out: (n, H', W', C) uint8. No state, no generator: the same numbers give the same
-pixels.
+Comes in: (n, H, W, C) uint8 (or open photographs of any size) and, in training, numbers in [0, 1) for each
+image. Goes out: (n, H', W', C) uint8. There is no state: the same numbers give the same pixels.
 """
 
 from __future__ import annotations
@@ -44,6 +43,19 @@ class Augment:
     short: int = 0
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        if min(self.pad, self.resize, self.side) < 0 or (self.side and (self.pad or self.resize)):
+            raise DataError(
+                f"augment {self.name!r}: pad={self.pad}, resize={self.resize}, side={self.side} must be 0 "
+                "or more, and side goes with neither of the others"
+            )
+        (low, high), (thin, wide) = self.area, self.ratio
+        if self.side and not (self.side <= self.short and 0 < low <= high <= 1 and 0 < thin <= wide):
+            raise DataError(
+                f"augment {self.name!r}: short={self.short} must be at least side={self.side}, "
+                f"area={self.area} lie within 0..1, ratio={self.ratio} be above 0, the smaller first in both"
+            )
 
     @property
     def each(self) -> int:

@@ -1,5 +1,4 @@
-"""A store of unpacked files in the user's cache folder: source file in, its unpacked bytes out. Called by
-`cifar10`.
+"""Unpacked files in the user's cache folder: source file in, its unpacked bytes out. Called by `cifar10`.
 
 Unpacking a CIFAR-10 batch takes 3.5 s, reading it back 0.05 s. An entry is named after the SHA-256 of its
 source, so a changed source is another entry; it ends in the SHA-256 of its content, so a damaged entry is

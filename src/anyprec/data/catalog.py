@@ -1,5 +1,4 @@
-"""The data sets by name: `DATASETS`, and `load_data(name, split, root)`, which reads (and if asked,
-downloads) one.
+"""The data sets by name: `DATASETS`, and `load_data`, which reads one, and downloads it first if asked to.
 
 Called by the training loop and the command line, which pass names and folders as the user typed them.
 """

@@ -1,5 +1,4 @@
-"""CIFAR-10 from any of its layouts, all giving the same arrays: `*.bin`, `*.bin.xz`, and the pickled python
-batches.
+"""CIFAR-10 from `*.bin`, `*.bin.xz` or the pickled python batches; all give the same arrays.
 
 A record is 1 label byte and 3072 pixel bytes, planes R, G, B of 32 x 32; a file has 10,000 records. Source:
 A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Called by `catalog`.

@@ -1,13 +1,14 @@
 """The embedded data set: 1,797 handwritten digits, 8 x 8 pixels, in `digits.npz` beside this file (46 KB).
 
-Source: the test part of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
-Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0; the copy that scikit-learn's `load_digits` holds,
-unchanged. The file has `images` (1797, 8, 8) with values 0..16, `labels` (1797,) and `test`, the 400 indices
-held out.
+Source: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
+Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0, as in scikit-learn's `load_digits`, unchanged:
+`images` (1797, 8, 8) with values 0..16, `labels` (1797,), and `test`, the 400 indices we hold out.
 """
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,9 @@ def read_digits(root: Path | None, split: str) -> ArrayData:
     v of 0..16 becomes the pixel (255 v + 8) // 16: 0 -> 0, 8 -> 128, 16 -> 255.
     """
     try:
-        with np.load(FILE, allow_pickle=False) as stored:
+        with open(FILE, "rb") as file, np.load(file, allow_pickle=False) as stored:
             images, labels, test = stored["images"], stored["labels"], stored["test"]
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"the embedded digits in {FILE} cannot be read ({error}); reinstall anyprec"
         ) from error

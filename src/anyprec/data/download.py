@@ -1,5 +1,4 @@
-"""Files from the network, with the standard library: `fetch` one file (resumed, checked, atomic), `unpack` an
-archive.
+"""Files from the network, with the standard library: `fetch` one (resumed, checked, atomic), `unpack` a tar.
 
 A file is first `name.part`; only when its checksum is right does it get its name, so a file with its name is
 whole. Called by `catalog` where the user asked for a download.

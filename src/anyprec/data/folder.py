@@ -1,5 +1,4 @@
-"""Image folders: `root/train/<class>/*` and `root/test|val/<class>/*`; and ImageNet, which is one, or has a
-flat `val`.
+"""Image folders: `root/train/<class>/*`, `root/test|val/<class>/*`; and ImageNet, whose `val` may be flat.
 
 Goes out: `FileData` with the file names, not the pixels. Classes are the sorted folder names, and must be the
 same in both splits, or labels would silently mean different things. Called by `catalog`.

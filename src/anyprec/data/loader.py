@@ -1,8 +1,7 @@
 """Batches for training and testing: a data set in, (images (n, H, W, C) float32, labels (n,) int64) out.
 
-What a batch holds depends on (seed, epoch, position in the epoch) alone, so a run can start at any batch, and
-`world` processes share one batch, and get what one process would have got. Called by the training loop,
-evaluation, calibration.
+What a batch holds depends on (seed, epoch, position in the epoch) alone: a run can start at any batch, and
+`world` processes share the batch one process would get. Called by training, evaluation and calibration.
 """
 
 from __future__ import annotations

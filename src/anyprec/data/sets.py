@@ -1,9 +1,7 @@
-"""The two kinds of data set the loader takes: `ArrayData` (all pixels in memory) and `FileData` (image files
-on disk).
+"""The data sets the loader takes: `ArrayData` (pixels in memory) and `FileData` (image files on disk).
 
 Both have len(), labels, classes, mean, std, name, num_classes, shape, `read(indices)` -> (n, H, W, C) uint8
-and `take(indices)` -> a smaller set of the same kind. Made by the readers, or by a user who has arrays of
-their own.
+and `take(indices)` -> a smaller set. Made by the readers, or by a user who has arrays of their own.
 """
 
 from __future__ import annotations
@@ -239,11 +237,11 @@ def _check_channels(field: str, values: Sequence[float], channels: int, name: st
         raise DataError(
             f"{name}: {field} has {len(values)} values for {channels} channels; give one per channel"
         )
-    # A deviation of 0 would make every pixel NaN or infinite.
-    if not all(np.isfinite(values)) or (field == "std" and min(values) <= 0):
-        allowed = "finite and above 0" if field == "std" else "finite"
+    # Outside of these (x/255 - mean) / std could overflow float32, and 0 * infinity is NaN.
+    low, high = (1e-6, 1e6) if field == "std" else (-1e6, 1e6)
+    if not all(low <= value <= high for value in values):  # false for NaN
         raise DataError(
-            f"{name}: {field}={values} is not {allowed}; compute it from x/255 over the training images"
+            f"{name}: {field}={values} is not within {low:g}..{high:g}; compute it from x/255 of the images"
         )
     return values
 

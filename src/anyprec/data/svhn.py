@@ -1,8 +1,7 @@
 """SVHN, cropped digits: `train_32x32.mat`, `extra_32x32.mat` and `test_32x32.mat`, read with scipy.
 
-A file has `X` (32, 32, 3, N) uint8 and `y` (N, 1) with labels 1..10, where 10 stands for the digit 0. Source:
-Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", 2011. Called by
-`catalog`.
+A file has `X` (32, 32, 3, N) uint8 and `y` (N, 1), labels 1..10, where 10 is the digit 0. Source: Y. Netzer
+et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", 2011. Called by `catalog`.
 """
 
 from __future__ import annotations

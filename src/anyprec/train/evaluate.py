@@ -49,7 +49,10 @@ def evaluate(
                 bar.update(len(labels))
     finally:
         model.train(was_training)
-    return {n: {"accuracy": 100 * r / count, "loss": v / count} for n, r, v in zip(names, right, loss, strict=True)}
+    return {
+        name: {"accuracy": float(100 * r / count), "loss": float(v / count)}
+        for name, r, v in zip(names, right, loss, strict=True)
+    }
 
 
 class _silent:

@@ -17,7 +17,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anyprec.bits import check_widths
-from anyprec.errors import CheckpointError, ProfileError, UncalibratedBits
+from anyprec.errors import ProfileError, UncalibratedBits
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of all processes' x. Each of them reads it, so their gradients add up on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
 
 
 class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
@@ -28,19 +44,17 @@ class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.sync and self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
-        from torch.distributed.nn.functional import all_reduce  # differentiable
-
         self._check_input_dim(x)
         given = x.dtype
         x = x.float() if given in (torch.float16, torch.bfloat16) else x  # sums need the digits
         axes = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
         # Sums and count travel together; the count differs between processes where the last batch is short.
-        sums = all_reduce(torch.cat([x.sum(axes), x.new_tensor([x.numel() // x.shape[1]])]))
+        sums = _SumOverProcesses.apply(torch.cat([x.sum(axes), x.new_tensor([x.numel() // x.shape[1]])]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centred = x - mean.view(shape)
-        variance = all_reduce(centred.square().sum(axes)) / count
+        variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
         if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None  # torch makes all three or none
             with torch.no_grad():
@@ -96,21 +110,13 @@ class SwitchNorm(nn.Module):
         self.tables[key] = copy.deepcopy(self.table(like))
         return self.tables[key]
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, *args):
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        # A checkpoint may hold tables calibrated after the model was built.
         start = prefix + "tables."
-        saved = dict.fromkeys(
-            name[len(start) :].split(".")[0] for name in state_dict if name.startswith(start)
-        )
-        lacking = [key for key in self.tables if key not in saved]
-        if strict and saved and lacking:
-            raise CheckpointError(
-                f"the checkpoint has norm tables for {', '.join(saved)} at {prefix[:-1]!r}, and none for "
-                f"{', '.join(lacking)}, which this model has; build the model with the checkpoint's widths"
-            )
-        for key in saved:  # a checkpoint may hold tables calibrated after the model was built
-            if key not in self.tables:
+        for name in state_dict:
+            if name.startswith(start) and (key := name[len(start) :].split(".")[0]) not in self.tables:
                 self.add_table(key, self.key)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"key={self.key!r}"

@@ -289,7 +289,7 @@ class ActQuantizer(nn.Module):
         super().__init__()
         if clip not in ("fixed", "calibrated", "learned"):
             raise AnyprecError(f"clip={clip!r} is not known; choose 'fixed', 'calibrated' or 'learned'")
-        self.signed, self.clip, self.rectify = signed, clip, rectify and not signed
+        self.signed, self.clip, self.rectify = signed, clip, rectify
         # A range of zero stands for "not calibrated yet".
         self.ranges = (
             nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
@@ -302,7 +302,7 @@ class ActQuantizer(nn.Module):
         if self.observed is not None:
             self.observed.append(sample(y))
         if bits == FLOAT:
-            return torch.relu(y) if self.rectify else y
+            return torch.relu(y) if self.rectify and not self.signed else y
         levels = 2**bits - 1
         r = self.range(bits)
         a = y if r is None else y / r

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -73,19 +74,30 @@ def train(
     data_root: str | Path | None = None,
     download: bool = False,
     resume: bool = False,
+    overwrite: bool = False,
     device: str | None = None,
     model: nn.Module | None = None,
     progress: bool = True,
 ) -> dict[int | str, dict[str, float]]:
     """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set.
 
-    `model` is a network of your own, converted; without it the recipe's net is built.
+    `model` is a network of your own, converted; without it the recipe's net is built. A folder that holds a run is
+    refused, unless `resume` goes on with that run or `overwrite` begins it anew.
     """
     processes = Processes(device)
     try:
+        if overwrite and not resume and processes.first:
+            clear_run(Path(out))
         return Run(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
     finally:
         processes.close()
+
+
+def clear_run(out: Path) -> None:
+    """Remove what an earlier run wrote into `out`, and nothing else."""
+    for name in ("last.pt", "model.pt", "log.jsonl", "recipe.toml"):
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "tensorboard", ignore_errors=True)
 
 
 class Run:
@@ -110,10 +122,6 @@ class Run:
         if download and processes.world > 1 and processes.first:
             torch.distributed.barrier()
         self.steps = steps_per_epoch(self.train_data, recipe.batch_size, True)
-        if self.steps == 0:
-            raise RecipeError(
-                f"batch_size={recipe.batch_size} is more than the {len(self.train_data)} training images; lower it"
-            )
 
         torch.manual_seed(recipe.seed)
         self.model = (model if model is not None else self._build()).to(processes.device)
@@ -320,7 +328,7 @@ class Run:
                         "or use another --out"
                     )
         elif last.exists() or (self.out / "model.pt").exists():
-            raise RecipeError(f"{self.out} holds a run already; add --resume to go on with it, or use another --out")
+            raise RecipeError(f"{self.out} holds a run already; add --resume to go on with it, --overwrite to begin anew, or use another --out")
         if self.processes.first:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)

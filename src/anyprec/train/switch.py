@@ -143,8 +143,8 @@ def _set_layers(model: nn.Module, layers: dict[str, AnyLayer], plan: Mapping[str
             keys[norm] = str(split_bits(after[norm.follows])[0])
             if keys[norm] not in norm.tables:
                 raise UncalibratedBits(
-                    f"bits={keys[norm]} for layer {norm.follows!r}: the norm {name!r} after it has tables "
-                    f"for {', '.join(norm.tables)} only; choose one of them, or calibrate it first"
+                    f"bits={keys[norm]} for layer {norm.follows!r}: its norm {name!r} has tables for "
+                    f"{', '.join(norm.tables)} only; choose one of them, or calibrate it first"
                 )
     for name, layer in layers.items():
         layer.bits = after[name]

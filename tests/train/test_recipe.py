@@ -1,0 +1,85 @@
+"""Recipes: round trip, overrides, and one clear line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from anyprec.errors import RecipeError
+from anyprec.train.recipe import Recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+PLAIN = Recipe(net="resnet8", data="digits")
+
+
+def test_round_trip(tmp_path):
+    recipe = Recipe(net="resnet20", data="cifar10", widths=(8, 1), lr=1, net_options={"width": 5, "skip": "float"},
+                    milestones=(3, 7), init='a "quoted" path', compile=True)  # fmt: skip
+    recipe.save(tmp_path / "r.toml")
+    assert Recipe.load(tmp_path / "r.toml") == recipe
+    assert recipe.widths == (1, 8) and recipe.lr == 1.0
+
+
+def test_override():
+    recipe = PLAIN.override(["epochs=3", "loss=hard", "widths=[1,8]", "net_options.width=0.5", "lr=1"])
+    assert (recipe.epochs, recipe.loss, recipe.widths, recipe.lr) == (3, "hard", (1, 8), 1.0)
+    assert recipe.net_options == {"width": 0.5}
+    assert PLAIN.net_options == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["epoch=3"], "unknown field 'epoch'; did you mean 'epochs'?"),
+        (["epochs"], "not of the form name=value"),
+        (["epochs=0"], "epochs=0 is not allowed; it must be above 0"),
+        (["epochs=1.5"], "epochs=1.5 is of the wrong type; it must be a whole number"),
+        (["epochs=many"], "epochs='many' is of the wrong type"),
+        (["compile=1"], "must be true or false"),
+        (["loss=kl"], "loss='kl' is not allowed; choose one of hard, soft, recursive"),
+        (["widths=[1,9]"], "widths: bits=9 is not a bit-width; choose 1..8, or 32"),
+        (["widths=[0]"], "bits=0"),
+        (["widths=[]"], "widths is empty"),
+        (["widths=[2,2]"], "twice"),
+        (["label_weight=2"], "between 0 and 1"),
+        (["seed=-1"], "0 or more"),
+        (["loss.x=2"], "'loss' is not a table"),
+    ],
+)
+def test_mistakes(settings, message):
+    with pytest.raises(RecipeError) as caught:
+        PLAIN.override(settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("net = 'resnet8'", "field 'data' is missing"),
+        ("net = 'resnet8'\ndata = 'digits'\nbatchsize = 3", "did you mean 'batch_size'?"),
+        ("net = ", "is not valid TOML"),
+    ],
+)
+def test_broken_files(tmp_path, text, message):
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError, match="r.toml") as caught:
+        Recipe.load(tmp_path / "r.toml")
+    assert message in str(caught.value)
+
+
+def test_missing_file():
+    with pytest.raises(RecipeError, match="cannot read recipe nowhere.toml"):
+        Recipe.load("nowhere.toml")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_shipped_recipe_builds_its_network(path):
+    from anyprec.data import AUGMENTS, DATASETS
+    from anyprec.train.switch import widths_of
+    from anyprec.zoo import ZOO, build
+
+    recipe = Recipe.load(path)
+    assert recipe.net in ZOO and recipe.data in DATASETS and recipe.augment in AUGMENTS
+    small = {**recipe.net_options, **({"width": 0.25} if "resnet" in recipe.net and "he" not in recipe.net else {})}
+    model = build(recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **small)
+    assert widths_of(model) == recipe.widths

@@ -1,0 +1,110 @@
+"""`anyprec import`: what it prints and saves, for reference checkpoints and float weights, and its errors."""
+
+import json
+
+import pytest
+import torch
+
+from anyprec.cli import main
+from anyprec.train.checkpoint import load_model
+from anyprec.train.switch import set_bits, widths_of
+from anyprec.zoo import build, from_reference
+
+
+def float_file(path, depth):
+    """Float weights of a textbook ResNet under the published names: our own, with one table for each norm."""
+    model = build("resnet-he", depth=depth, widths=(32,), num_classes=4)
+    state = {"module." + n.replace(".tables.32", ""): v for n, v in model.state_dict().items()}
+    torch.save({"state_dict": state, "best_prec1": 91.0}, path)
+    return model.eval()
+
+
+def reference_file(path, widths=(1, 4, 32)):
+    """A ResNet-8 under the reference code's names."""
+    model = build("resnet8", widths=widths, width=0.5, quantizer="dorefa").eval()
+    renames = (("blocks.", "layers."), ("skip_norm.", "skip_bn."), ("norm", "bn"), (".tables.", ".bn_dict."))
+    state = {}
+    for name, value in model.state_dict().items():
+        for ours, theirs in renames:
+            name = name.replace(ours, theirs)
+        state[name] = value
+    torch.save(state, path)
+    return model
+
+
+def test_reference_checkpoint(tmp_path, capsys):
+    model = reference_file(tmp_path / "theirs.pth")
+    out = tmp_path / "ours.pt"
+    assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("resnet8", "1, 4, 32", "quantizer=dorefa", "width=0.5", str(out)):
+        assert words in printed
+    loaded, direct = load_model(out).eval(), from_reference(tmp_path / "theirs.pth")
+    x = torch.randn(2, 3, 16, 16)
+    for bits in widths_of(loaded):
+        for m in (model, loaded, direct):
+            set_bits(m, bits)
+        assert torch.equal(loaded(x), model(x)) and torch.equal(direct(x), model(x))
+
+
+def test_json(tmp_path, capsys):
+    reference_file(tmp_path / "theirs.pth", widths=(2, 8))
+    out = tmp_path / "ours.pt"
+    assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(out), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["network"] == "resnet8" and record["widths"] == [2, 8] and record["out"] == str(out)
+    assert record["options"]["quantizer"] == "dorefa" and record["options"]["num_classes"] == 10
+    assert record["parameters"] == sum(p.numel() for p in load_model(out).parameters())
+
+
+@pytest.mark.parametrize(("depth", "name"), [(8, "resnet-he"), (20, "resnet20-he")])
+def test_float_weights_tell_their_depth(tmp_path, capsys, depth, name):
+    original = float_file(tmp_path / "float.th", depth)
+    out = tmp_path / "ours.pt"
+    assert main(["import", str(tmp_path / "float.th"), "--out", str(out), "--widths", "2,32"]) == 0
+    printed = capsys.readouterr().out
+    assert name in printed and "num_classes=4" in printed and "calibrate" in printed
+    loaded = load_model(out).eval()
+    assert loaded.zoo_name == name and widths_of(loaded) == (2, 32)
+    x = torch.randn(2, 3, 16, 16)
+    set_bits(loaded, 32)
+    assert torch.equal(loaded(x), original(x))
+
+
+def test_net_names_a_network_the_file_cannot_tell(tmp_path, capsys):
+    model = build("resnet8", widths=(32,)).eval()
+    torch.save({n.replace(".tables.32", ""): v for n, v in model.state_dict().items()}, tmp_path / "float.pt")
+    out = tmp_path / "ours.pt"
+    assert main(["import", str(tmp_path / "float.pt"), "--out", str(out)]) == 2
+    assert "cannot tell the network" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "float.pt"), "--out", str(out), "--net", "resnet8"]) == 0
+    loaded = load_model(out).eval()
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_errors_are_one_line_and_leave_no_file(tmp_path, capsys):
+    reference_file(tmp_path / "theirs.pth")
+    float_file(tmp_path / "float.th", 8)
+    torch.save({"a": torch.zeros(2)}, tmp_path / "odd.pth")
+    cut = tmp_path / "cut.pth"
+    cut.write_bytes((tmp_path / "theirs.pth").read_bytes()[:5000])
+    cases = [
+        (["nowhere.pth"], "cannot read"),
+        (["cut.pth"], "is truncated, damaged or no torch file"),
+        (["odd.pth"], "cannot tell the network of these 1 tensors (a, ...)"),
+        (["odd.pth", "--net", "resnet8"], "no convolution or no linear layer"),
+        (["theirs.pth", "--widths", "1,2"], "--net and --widths are for float weights"),
+        (["theirs.pth", "--net", "resnet8"], "--net and --widths are for float weights"),
+        (["float.th", "--net", "resnet20-he"], "lack 'layer1.1.conv1.weight'"),
+        (["float.th", "--net", "resnet20he"], "did you mean 'resnet20-he'?"),
+        (["float.th", "--widths", "1,9"], "bits=9 is not a bit-width"),
+    ]
+    out = tmp_path / "ours.pt"
+    for (file, *options), message in cases:
+        assert main(["import", str(tmp_path / file), "--out", str(out), *options]) == 2, file
+        printed = capsys.readouterr()
+        assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+        assert not out.exists()
+    assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(tmp_path / "no" / "folder.pt")]) == 2
+    assert "cannot write" in capsys.readouterr().err
