@@ -306,6 +306,7 @@ def test_one_inside_another(images):
         all_widths(model, images)
         with quantise_once(model):
             all_widths(model, images)
+        assert not unshared(model)
         all_widths(model, images)
     for _ in range(3):
         all_widths(apart, images)

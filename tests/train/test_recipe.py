@@ -80,6 +80,7 @@ def test_every_shipped_recipe_builds_its_network(path):
 
     recipe = Recipe.load(path)
     assert recipe.net in ZOO and recipe.data in DATASETS and recipe.augment in AUGMENTS
-    small = {**recipe.net_options, **({"width": 0.25} if "resnet" in recipe.net and "he" not in recipe.net else {})}
-    model = build(recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **small)
+    model = build(
+        recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **recipe.net_options
+    )
     assert widths_of(model) == recipe.widths

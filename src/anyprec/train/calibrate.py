@@ -1,7 +1,7 @@
 """Calibration: norm tables, learned scales and activation ranges for widths and profiles not trained.
 
-A model and a few unlabelled training batches come in; afterwards the model runs at `widths` and `profiles` too, and
-its outputs at every other width are what they were, bit for bit. Paper: "Post-training quantization", 3, 5, 6, 7 bit.
+A model and a few unlabelled training batches come in; then the model runs at `widths` and `profiles` too, and
+its outputs at every other width are what they were, bit for bit. The paper fills in 3, 5, 6 and 7 bit so.
 Called by users, run.py and cli_calibrate.py. Why each part is done as it is: docs/calibrate.md.
 """
 
@@ -50,10 +50,10 @@ def calibrate(
     ranges: bool | None = None,
     progress: bool = False,
 ) -> None:
-    """Make (or renew) what `widths` and `profiles` need to run: norm tables, learned scales, activation ranges.
+    """Make (or renew) what `widths` and `profiles` need to run: norm tables, learned scales, ranges.
 
-    `loader` gives unlabelled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is read
-    once, so a generator will do, and no further than `batches`. They are sent to `device`, by default the model's.
+    `loader` gives unlabelled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is
+    read once, so a generator will do, and no further than `batches`; they are sent to `device` (the model's).
     `ranges=True` fits anew the activation ranges that are there already.
     The model's bits and modes stay as they are. If anything fails, the model is left as it was.
     """
@@ -180,10 +180,10 @@ class _Undo:
 def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[Call], renew: bool) -> None:
     """Ranges the targets lack: the nearest trained width's where they are learned, else fitted to data.
 
-    Training moves a learned range far from the fitted one, and the layers behind it with it: on small digit nets a
-    fitted range cost up to 15 points, the neighbour's none. A fitted one is fitted to what the layer is given while
-    the model runs at the nearest trained width, since the new width's norms are not known yet; in float where no
-    width has ranges.
+    Training moves a learned range far from the fitted one, and the layers behind it with it: on small digit
+    networks a fitted range cost up to 15 points, the neighbour's none. Ranges are fitted to what the layer is
+    given while the model runs at the nearest trained width, since the new width's norms are not known yet; in
+    float where no width has ranges.
     """
     acts = [m for m in model.modules() if isinstance(m, ActQuantizer)]
     lacking = _lacking(model, targets, acts, renew)
@@ -207,7 +207,7 @@ def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[C
 def _lacking(
     model: nn.Module, targets: Sequence[_Target], acts: Sequence[ActQuantizer], renew: bool
 ) -> list[tuple[ActQuantizer, int]]:
-    """(quantizer, bits) whose range is to be made. (quantizer, 32): no range, but a sign that is not known yet."""
+    """(quantizer, bits) whose range is to be made; (quantizer, 32) is one whose sign is not known yet."""
     pairs: dict[tuple[ActQuantizer, int], None] = {}  # a set that keeps its order
     for target in targets:
         target.apply(model)
@@ -218,7 +218,7 @@ def _lacking(
             bits = module.act_bits
             if bits != FLOAT and (fresh or not _has_range(module.act, bits)):
                 pairs[module.act, bits] = None
-    # A network converted without an example: all that it lacks is made now, so that its own widths run as well.
+    # Converted without an example: all that the network lacks is made now, so that its own widths run too.
     pairs.update({(act, int(k)): None for act in acts for k in act.ranges if not _has_range(act, int(k))})
     pairs.update({(act, FLOAT): None for act in acts if is_undecided(act)})
     return [(act, k) for act, k in pairs if act.clip != "fixed" or is_undecided(act)]
@@ -243,10 +243,11 @@ def _run_at(model: nn.Module, bits: int) -> None:
 
 
 def _add_scales(model: nn.Module, target: _Target) -> None:
-    """Learned scales for widths without: the nearest trained one's, times the ratio of their least-squares fits.
+    """Learned scales for widths without: the nearest trained one's, times the ratio of their least-squares
+    fits.
 
-    Narrow grids have smaller scales (Gaussian weights, against 8 bit: 0.91 at 3 bit, 0.98 at 4). A norm behind the
-    layer would hide that, but not every layer has one.
+    Narrow grids have smaller scales (Gaussian weights, against 8 bit: 0.91 at 3 bit, 0.98 at 4). A norm after
+    the layer would hide that, but not every layer has one.
     """
     layers = any_layers(model)
     for name, bits in target.bits_of(model).items():
@@ -284,10 +285,10 @@ def _add_tables(model: nn.Module, target: _Target) -> None:
 def _estimate(
     model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call], bar: Progress | None
 ) -> None:
-    """Batch statistics of the targets' tables: the average over all batches of each batch's mean and variance.
+    """Statistics of the targets' tables: the average over all batches of each batch's mean and variance.
 
-    Those tables alone are in training mode. Each batch is normalised by its own statistics, so one pass is enough:
-    no layer sees what comes of another layer's first guess.
+    Those tables alone are in training mode. Each batch is normalised by its own statistics, so one pass is
+    enough: no layer sees what comes of another layer's first guess.
     """
     tables: dict[nn.modules.batchnorm._BatchNorm, str] = {}
     for name, norm in switch_norms(model).items():

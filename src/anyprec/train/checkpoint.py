@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is a folder, not a checkpoint file") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} is no checkpoint of tensors alone, or is damaged; nothing was executed") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is truncated or damaged ({type(error).__name__}); restore or retrain it") from error
     if not isinstance(record, dict) or record.get("anyprec_format") != FORMAT:
         found = record.get("anyprec_format") if isinstance(record, dict) else type(record).__name__

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from anyprec.bits import Profile, parse_widths
-from anyprec.data import load_data
+from anyprec.data import DATASETS, load_data
 from anyprec.errors import RecipeError
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.evaluate import accuracy_table, evaluate
@@ -43,7 +43,9 @@ def recipe_of(path: Path, dataset: str | None) -> Recipe:
     if record is None:
         if dataset is None:
             raise RecipeError(f"{path} does not say which data set it is for; name it with --dataset, such as cifar10")
-        record = {"net": "", "data": dataset}
+        if dataset not in DATASETS:
+            raise RecipeError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
+        record = {"net": "", "data": dataset, "augment": DATASETS[dataset].augment}
     return Recipe.from_dict({**record, "data": dataset or record["data"]})
 
 

@@ -1,4 +1,4 @@
-"""Conversion: any `nn.Module` in, the same network with any-layers and switched norms out, and a Report of it.
+"""Conversion: any `nn.Module` in, the same network with any-layers and switched norms out, and a Report.
 
 Float weights carry over as the same parameters, so tied ones stay tied, and at 32 bits the converted network
 gives what the original gave. Each any-layer quantises its own input, so functional activations and identity
@@ -32,8 +32,8 @@ from anyprec.train.quantizers import make_quantizer
 from anyprec.train.survey import Plan, Trace, kind_of
 from anyprec.train.switch import any_layers, link_norms, set_bits
 
-# A torch norm -> its switched norm, and the class of the tables in it. Norms derived from these have copies of
-# themselves as tables.
+# A torch norm -> its switched norm, and the class of the tables in it. Norms derived from these have tables
+# that are copies of themselves.
 SWITCHED: dict[type[nn.Module], tuple[type[SwitchNorm], type[nn.Module]]] = {
     nn.BatchNorm1d: (SwitchBatchNorm1d, BatchNorm1d),
     nn.BatchNorm2d: (SwitchBatchNorm2d, BatchNorm2d),
@@ -61,7 +61,7 @@ class Report:
     def __str__(self) -> str:
         widths = ", ".join("float" if k == FLOAT else str(k) for k in self.widths)
         lines = [
-            f"{self.network}: {len(self.converted)} layers any-precision ({self.share:.1%} of the parameters), "
+            f"{self.network}: {len(self.converted)} layers any-precision ({self.share:.1%} of parameters), "
             f"{len(self.norms)} norms switched, {len(self.kept)} modules left alone; widths {widths}"
         ]
         column = max(len(name) for name in (*self.converted, *self.kept, *self.norms, "(itself)"))
@@ -83,10 +83,10 @@ def convert(
     group_depthwise: int | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """A copy of `net` (`inplace`: itself) that can be set to any of `widths`; its `.conversion` is the Report.
+    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the Report.
 
-    `example` (a tensor, a tuple of arguments or a dict of keyword arguments) is run to learn the order in which
-    layers run, and the sign and range of their inputs. Without it `calibrate` must, before integer bits work.
+    `example` (a tensor, a tuple of arguments or a dict of keyword arguments) is run to learn the order in
+    which layers run, and the sign and range of their inputs; without it `calibrate` has to.
     `keep` leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
     `group_depthwise=8` makes depth-wise convolutions group convolutions of 8 channels a group.
     """
@@ -100,9 +100,9 @@ def convert(
     report = Report(type(net).__name__, widths, kept=plan.kept)
     report.share = _share(model, plan)
 
-    for name, layer in plan.layers.items():
-        if group_depthwise and _is_depthwise(layer):
-            report.notes.append(f"{name or 'itself'}: {_group(layer, group_depthwise, plan)}")
+    if group_depthwise:
+        _group_depthwise(plan, group_depthwise, report)
+    for layer in plan.layers.values():
         _make_any(layer, widths, quantizer, scale, clip)
     for norm in plan.norms.values():
         _switch(norm, widths)
@@ -136,7 +136,7 @@ def _copy(net: nn.Module) -> nn.Module:
 
 
 # --- Changing modules -------------------------------------------------------------------------------------
-# Modules change class where they stand: whatever holds one (two names, a plain list, a hook) holds the new one.
+# Modules change class where they stand: whatever holds one (two names, a list, a hook) holds the new one.
 
 
 def _make_any(layer: nn.Module, widths: tuple[int, ...], quantizer: str, scale: str, clip: str) -> None:
@@ -155,7 +155,7 @@ _derivations: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _derived(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
-    """For a subclass that adds no forward: it keeps its other methods and still is an instance of its class."""
+    """For a subclass that adds no forward: it keeps its methods, and stays an instance of its class."""
     if own not in _derivations:
         _derivations[own] = type(f"Any{own.__name__}", (ANY_LAYERS[kind], own), {"__module__": __name__})
     return _derivations[own]
@@ -181,36 +181,45 @@ def _switch(norm: nn.Module, widths: tuple[int, ...]) -> None:
     norm.__dict__.update({name: before[name] for name in (*hooks, *plain, "training")})
 
 
-def _is_depthwise(layer: nn.Module) -> bool:
-    return isinstance(layer, (nn.Conv1d, nn.Conv2d)) and 1 < layer.groups == layer.in_channels
+def _group_depthwise(plan: Plan, size: int, report: Report) -> None:
+    grouped: dict[int, list[str]] = {}  # channels a group -> names
+    for name, layer in plan.layers.items():
+        if not isinstance(layer, (nn.Conv1d, nn.Conv2d)) or not 1 < layer.groups == layer.in_channels:
+            continue
+        channels = layer.in_channels
+        group = max(g for g in range(1, min(size, channels) + 1) if channels % g == 0)
+        if group == 1:
+            report.notes.append(
+                f"{name}: stays depth-wise, as none of 2 to {size} divides {channels} channels"
+            )
+        elif len(plan.holders[layer.weight]) > 1:
+            report.notes.append(f"{name}: stays depth-wise, as it shares its weight")
+        else:
+            _group(layer, group)
+            grouped.setdefault(group, []).append(name)
+    for group, names in grouped.items():
+        report.notes.append(
+            f"depth-wise, now in groups of {group} channels, {group} times the weights, the new ones zero "
+            f"(float gives the same but for rounding): {', '.join(names)}"
+        )
 
 
 @torch.no_grad()
-def _group(layer: nn.Module, size: int, plan: Plan) -> str:
-    """Depth-wise to groups of `size` channels: old weights on the diagonal of each block, zeros elsewhere."""
-    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+def _group(layer: nn.Conv1d | nn.Conv2d, group: int) -> None:
+    """Depth-wise to groups of `group` channels: old weights on each block's diagonal, zeros elsewhere."""
     weight, channels = layer.weight, layer.in_channels
-    if len(plan.holders[weight]) > 1:
-        return "stays depth-wise, as it shares its weight"
-    group = max(g for g in range(1, min(size, channels) + 1) if channels % g == 0)
-    if group == 1:
-        return f"stays depth-wise, as no group of 2 to {size} divides its {channels} channels"
     wide = weight.new_zeros(weight.shape[0], group, *weight.shape[2:])  # (out, group, ...)
     outputs = torch.arange(weight.shape[0], device=weight.device)
     inputs = outputs // (weight.shape[0] // channels)  # the one channel each output reads
     wide[outputs, inputs % group] = weight[:, 0]
     layer.weight = nn.Parameter(wide, requires_grad=weight.requires_grad)
     layer.groups = channels // group
-    odd = f" (the largest up to {size} that divides {channels})" if group != size else ""
-    return (
-        f"depth-wise, now in groups of {group} channels{odd}: {group} times the weights, the new ones zero, so "
-        "the float output is the same but for rounding"
-    )
 
 
 def _leave_fused_path(model: nn.Module, report: Report) -> None:
-    """torch's encoder layer has a fused path for inference that reads weights without calling the layers: it would
-    run in float whatever the bits. What is set here is read by that path alone."""
+    """torch's encoder layer has a fused path for inference that reads weights without calling the layers: it
+    would run in float whatever the bits. What is set here is read by that path alone."""
+    changed = []
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
@@ -218,9 +227,11 @@ def _leave_fused_path(model: nn.Module, report: Report) -> None:
             isinstance(m, (AnyLayer, SwitchNorm)) for m in module.modules()
         ):
             module.activation_relu_or_gelu = 0
-            report.notes.append(
-                f"{name or 'itself'}: no longer takes torch's fused inference path, which would ignore the bits"
-            )
+            changed.append(name or "(itself)")
+    if changed:
+        report.notes.append(
+            f"no longer take torch's fused inference path, which would ignore the bits: {', '.join(changed)}"
+        )
 
 
 # --- Ranges and report ------------------------------------------------------------------------------------
@@ -234,7 +245,7 @@ def _fit_to_example(model: nn.Module, trace: Trace, widths: tuple[int, ...], rep
             output = run(model, trace.call, "the example")
     except AttributeError as error:
         raise AnyprecError(
-            f"{report.network} reaches into a layer that was converted ({error}); name that layer in keep=(...)"
+            f"{report.network} reaches into a converted layer ({error}); name that layer in keep=(...)"
         ) from error
     for act, given in seen.items():
         fit_range(act, given, widths)
@@ -242,7 +253,7 @@ def _fit_to_example(model: nn.Module, trace: Trace, widths: tuple[int, ...], rep
     gaps = [_gap(a, b) for a, b in pairs if not torch.equal(a, b)]
     if gaps:
         report.notes.append(
-            f"at 32 bits the output on the example differs from the original's by {max(gaps):.1e} of its largest value"
+            f"at 32 bits the output on the example differs by up to {max(gaps):.1e} of its largest value"
         )
 
 
@@ -264,35 +275,44 @@ def _share(model: nn.Module, plan: Plan) -> float:
     return sum(w.numel() for w in weights) / sum(p.numel() for p in model.parameters())
 
 
-@torch.no_grad()
 def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> None:
     layers = any_layers(model)
+    undecided = False
     for name, layer in layers.items():
         act = layer.act
         assert isinstance(act, InputQuantizer)
+        undecided = undecided or act.undecided
         sign = "not seen yet" if act.undecided else "signed" if act.signed else "unsigned"
         shape = " x ".join(map(str, layer.weight.shape))
         report.converted[name] = f"{type(layer).__name__}, weight {shape}, input {sign}"
-        tied = [other for other in plan.holders.get(layer.weight, []) if other != name]
+        tied = [other or "(itself)" for other in plan.holders.get(layer.weight, []) if other != name]
         if tied:
-            report.notes.append(f"{name or 'itself'}: shares its weight with {', '.join(tied)}, as before")
-        if quantizer != "dorefa" and 8 in report.widths:
-            gap = layer.weight - layer.quantizer.weight(
-                layer.quantizer.normalise(layer.weight), layer.weight, 8
-            )
-            off = float(gap.norm() / layer.weight.norm().clamp_min(1e-30))
-            if off > FAR_OFF:
-                why = "; tanh flattens large ones, quantizer='lsq' does not" if quantizer == "nested" else ""
-                report.notes.append(
-                    f"{name or 'itself'}: at 8 bit its weights (up to {float(layer.weight.abs().max()):.2g}) are "
-                    f"{off:.0%} off before training{why}"
-                )
-    report.norms = {
-        name: f"{type(norm).__name__}, {len(report.widths)} tables" for name, norm in plan.norms.items()
-    }
+            report.notes.append(f"{name or '(itself)'}: shares its weight with {', '.join(tied)}, as before")
+    for name, norm in plan.norms.items():
+        report.norms[name] = f"{type(norm).__name__}, {len(report.widths)} tables"
     if quantizer == "dorefa":
         report.notes.append(
-            "dorefa: the weight at 32 bits is tanh(w) / max|tanh(w)| * mean|w|, not w: float differs by definition"
+            "dorefa: at 32 bits the weight is tanh(w) / max|tanh(w)| * mean|w|, by definition, not w"
         )
-    if any(layer.act.undecided for layer in layers.values() if isinstance(layer.act, InputQuantizer)):
+    elif 8 in report.widths:
+        _note_far_off(layers, quantizer, report)
+    if undecided:
         report.notes.append("no example was given: run anyprec.calibrate before using integer bits")
+
+
+@torch.no_grad()
+def _note_far_off(layers: dict[str, AnyLayer], quantizer: str, report: Report) -> None:
+    far = {}
+    for name, layer in layers.items():
+        weight = layer.weight
+        gap = weight - layer.quantizer.weight(layer.quantizer.normalise(weight), weight, 8)
+        far[name] = float(gap.norm() / weight.norm().clamp_min(1e-30))
+    far = {name: off for name, off in far.items() if off > FAR_OFF}
+    if far:
+        worst = max(far, key=lambda name: far[name])
+        top = float(layers[worst].weight.abs().max())
+        why = "; tanh flattens large weights, quantizer='lsq' does not" if quantizer == "nested" else ""
+        report.notes.append(
+            f"before training, the 8-bit weights of {len(far)} layers are over {FAR_OFF:.0%} off, the most "
+            f"so {worst or '(itself)'} ({far[worst]:.0%}, weights up to {top:.2g}){why}"
+        )

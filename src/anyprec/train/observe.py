@@ -1,7 +1,7 @@
 """Running a network to look at it: batches and examples in, what its activation quantizers are given out.
 
-`undisturbed` leaves modes, buffers, bits and random numbers as they were; `observe` collects what `fit_range` then
-fits signs and ranges to. Called by convert.py (one example) and calibrate.py (some batches).
+`undisturbed` leaves modes, buffers, bits and random numbers as they were; `observe` collects what `fit_range`
+then fits signs and ranges to. Called by convert.py (one example) and calibrate.py (some batches).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def as_set(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterator[None]:
-    """Inside, the whole model is in eval mode, but for `tables`. On leaving, modes, bits, random number generators
-    and all buffers but those of `tables` are as they were, whatever the network did to them.
+    """Inside, the whole model is in eval mode, but for `tables`. On leaving, modes, bits, random number
+    generators and all buffers but those of `tables` are as they were, whatever the network did to them.
     """
     theirs = {id(buffer) for table in tables for buffer in table.buffers()}
     buffers = [
@@ -150,8 +150,8 @@ class InputQuantizer(ActQuantizer):
     def forward(self, y: Tensor, bits: int) -> Tensor:
         if self.undecided and bits != FLOAT:
             raise UncalibratedBits(
-                f"bits={bits}: the sign and range of a layer's input are not known yet; give `convert` an example, "
-                "or run `calibrate` first"
+                f"bits={bits}: the sign and range of a layer's input are not known yet; give `convert` an "
+                "example, or run `calibrate` first"
             )
         return super().forward(y, bits)
 
@@ -205,7 +205,7 @@ def is_undecided(act: ActQuantizer) -> bool:
 
 
 def fit_range(act: ActQuantizer, seen: Seen, widths: Iterable[int]) -> None:
-    """Ranges of least squared error for `widths`, and the sign where data decides it. Never called: no change."""
+    """Ranges of least squared error for `widths`, and the sign if data decides it. Not called: no change."""
     if not seen.samples:
         return
     if isinstance(act, InputQuantizer) and act.undecided:

@@ -1,7 +1,7 @@
 """Looking over a network before it is converted: which modules run, in which order, and which can change.
 
-An untouched `nn.Module` comes in; `Trace` (one run on the example) and `Plan` (layers, norms, and the reason for
-every module left alone) go out. Called by convert.py.
+An untouched `nn.Module` comes in; `Trace` (one run on the example) and `Plan` (layers, norms, and the reason
+for every module left alone) go out. Called by convert.py.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Plan:
 def kept_by_request(model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> dict[nn.Module, str]:
     """The layers `keep` names, and why.
 
-    First and last are so among all layers of a kind we know, convertible or not: a first layer that has to stay
-    float leaves no need to keep the second one.
+    First and last are so among all layers of a kind we know, convertible or not: a first layer that has to
+    stay float leaves no need to keep the second one.
     """
     ran = trace.layers()
     asked: dict[nn.Module, str] = {}
@@ -161,8 +161,8 @@ def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
     if isinstance(module, LazyModuleMixin):
         return "lazy: its weight has no shape yet; run the network once, then convert"
     if parametrize.is_parametrized(module):
-        rules = [type(rule).__name__.lstrip("_") for rule in module.parametrizations.modules()]  # type: ignore[union-attr]
-        rules = [r for r in rules if r not in ("ModuleDict", "ParametrizationList")]
+        names = (type(rule).__name__.lstrip("_") for rule in module.parametrizations.modules())  # type: ignore[union-attr]
+        rules = [n for n in names if n not in ("ModuleDict", "ParametrizationList")]
         return f"its parameters are computed ({', '.join(rules)})"
     weight = module._parameters.get("weight")
     if weight is None:
