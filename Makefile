@@ -1,6 +1,6 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
-#   make demo    train on the embedded digits, then print accuracy at every width
+#   make demo    train on the embedded digits, calibrate the widths between, print accuracy at every width
 #   make test    the tests; `make slow` the long ones
 #   make check   lint, format, types
 #   make bench   time of a joint training step against a plain one
@@ -31,7 +31,8 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(CPP) $(PACKAGES)
 	touch $@
 
 demo: $(READY)
-	$(BIN)/anyprec train recipes/digits.toml --out runs/demo
+	$(BIN)/anyprec train recipes/digits.toml --out runs/demo --overwrite
+	$(BIN)/anyprec calibrate runs/demo --widths 3,5-7
 	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32
 
 test: $(READY)

@@ -162,7 +162,9 @@ def test_nan_data(tmp_path, monkeypatch):
         yield np.full((64, 8, 8, 1), np.nan, np.float32), np.zeros(64, np.int64)
 
     monkeypatch.setattr(run_module, "batches", broken)
-    with pytest.raises(Diverged, match="the loss at 32 bit is nan in epoch 1, step 1; no checkpoint had been written"):
+    with pytest.raises(
+        Diverged, match="the loss at 32 bit is nan in epoch 1, step 1; no checkpoint had been written"
+    ):
         train(SMALL, tmp_path, progress=False)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from anyprec.bits import DEFAULT_WIDTHS, FLOAT, check_widths
 from anyprec.errors import AnyprecError
@@ -272,7 +273,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 def _share(model: nn.Module, plan: Plan) -> float:
     weights = {p for layer in plan.layers.values() if isinstance(p := layer.weight, Tensor)}
-    return sum(w.numel() for w in weights) / sum(p.numel() for p in model.parameters())
+    return sum(w.numel() for w in weights) / sum(p.numel() for p in model.parameters() if not is_lazy(p))
 
 
 def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> None:

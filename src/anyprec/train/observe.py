@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from anyprec.bits import FLOAT
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
@@ -112,7 +113,7 @@ def undisturbed(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterato
         (module._buffers, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and id(buffer) not in theirs
+        if buffer is not None and not is_lazy(buffer) and id(buffer) not in theirs
     ]
     modes = [(module, module.training) for module in model.modules()]
     dice = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -26,6 +26,7 @@ from anyprec.data import batches, load_data, steps_per_epoch
 from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
 from anyprec.progress import Progress
 from anyprec.train import checkpoint
+from anyprec.train.calibrate import calibrate
 
 from anyprec.train.evaluate import evaluate, to_tensor
 from anyprec.train.joint import average_gradients, choose_widths, joint_step
@@ -136,6 +137,8 @@ class Run:
         if saved is not None:
             self._restore(saved)
         if recipe.compile and hasattr(self.model, "body"):
+            # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
+            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
             self.model.body = torch.compile(self.model.body, dynamic=False)
 
     # --- The loop ----------------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ class Run:
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
     def _build(self) -> nn.Module:
-        from anyprec.zoo import build
+        from anyprec.zoo import build, load_float
 
         recipe, shape = self.recipe, self.train_data.shape
         options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
@@ -241,8 +244,6 @@ class Run:
             try:
                 record = checkpoint.load_state(recipe.init)
             except CheckpointError:
-                from anyprec.zoo import load_float
-
                 load_float(model, recipe.init)
             else:
                 checkpoint.restore(model, record["state_dict"], recipe.init)
@@ -251,8 +252,7 @@ class Run:
     def _fit_ranges(self) -> None:
         """Networks whose activation ranges come from data get them from the first training batches."""
         acts = [m for m in self.model.modules() if isinstance(m, ActQuantizer) and m.clip != "fixed"]
-        if any(float(r) == 0 for act in acts for r in act.ranges.values()):
-            from anyprec.train.calibrate import calibrate
+        if any(r.item() == 0 for act in acts for r in act.ranges.values()):
             source = batches(self.train_data, self.recipe.batch_size, augment=self.recipe.augment, train=True)
             loader = [to_tensor(images, self.processes.device) for _, (images, _) in zip(range(4), source, strict=False)]
             calibrate(self.model, loader, [k for k in self.recipe.widths if k != FLOAT], ranges=True)

@@ -45,6 +45,7 @@ class Trace:
         self.watched = [
             m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within
         ]
+        self.lazy = {m for m in self.watched if isinstance(m, LazyModuleMixin)}  # the run ends that
         self.order: list[nn.Module] = []  # a module called twice is in it twice
         self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
         self.call: Call | None = None
@@ -64,7 +65,8 @@ class Trace:
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.order.append(module)
-        if kwargs or (len(args) != 1 and not isinstance(module, nn.ConvTranspose2d)):
+        allowed = {"output_size"} if isinstance(module, nn.ConvTranspose2d) else set()
+        if not args or len(args) + len(kwargs) > 1 + len(allowed) or set(kwargs) - allowed:
             self.oddly.add(module)
 
     def layers(self) -> list[nn.Module]:
@@ -72,6 +74,8 @@ class Trace:
         return [m for m in (self.watched if self.call is None else self.order) if kind_of(m)]
 
     def objection(self, module: nn.Module) -> str | None:
+        if module in self.lazy:
+            return "lazy: it had no shape yet; run the network once, then convert"
         if self.call is None:
             return None
         if module not in self.order:
@@ -96,10 +100,10 @@ class Plan:
                 if module._parameters:
                     self.kept[name] = "part of MultiheadAttention, which reads its weight without calling it"
             elif kind := kind_of(module):
-                reason = layer_objection(module, kind) or trace.objection(module) or asked.get(module)
+                reason = trace.objection(module) or layer_objection(module, kind) or asked.get(module)
                 self._sort(self.layers, name, module, reason)
             elif isinstance(module, NORMS):
-                self._sort(self.norms, name, module, norm_objection(module) or trace.objection(module))
+                self._sort(self.norms, name, module, trace.objection(module) or norm_objection(module))
             elif reason := other_objection(name, module):
                 self.kept[name] = reason
         if not self.layers:
@@ -158,8 +162,6 @@ def _matches(name: str, pattern: object) -> bool:
 def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
     """Why a layer of a kind we know cannot be converted."""
     name = type(module).__name__
-    if isinstance(module, LazyModuleMixin):
-        return "lazy: its weight has no shape yet; run the network once, then convert"
     if parametrize.is_parametrized(module):
         names = (type(rule).__name__.lstrip("_") for rule in module.parametrizations.modules())  # type: ignore[union-attr]
         rules = [n for n in names if n not in ("ModuleDict", "ParametrizationList")]
@@ -183,8 +185,6 @@ def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
 
 def norm_objection(module: nn.Module) -> str | None:
     """Why a norm cannot be switched. One with a forward of its own can: its tables are copies of it."""
-    if isinstance(module, LazyModuleMixin):
-        return "lazy: it has no shape yet; run the network once, then convert"
     if parametrize.is_parametrized(module):
         return "its parameters are computed by a parametrisation"
     if "forward" in module.__dict__:

@@ -1,0 +1,35 @@
+"""The code in README and docs runs as printed: every ```python block, file by file, in one namespace each."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
+def test_python_blocks_run(path, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": path.stem}
+    for source in blocks(path):
+        exec(compile(source, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_verb_has_a_page():
+    from anyprec.cli import VERBS
+
+    missing = [verb for verb in VERBS if not (ROOT / "docs" / f"{verb}.md").exists()]
+    assert not missing

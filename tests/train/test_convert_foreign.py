@@ -1,0 +1,178 @@
+"""`convert` on networks nobody here wrote: transformers' ResNet, MobileNetV2 and ViT, and timm's where it imports.
+
+All are built small and random from their configuration: nothing is downloaded.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from anyprec.train.calibrate import calibrate
+from anyprec.train.convert import convert
+from anyprec.train.layers import AnyLayer
+from anyprec.train.switch import any_layers, bits, set_bits
+
+WIDTHS = (1, 2, 4, 8, 32)
+
+
+def resnet():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic", num_labels=5
+    )
+    return transformers.ResNetForImageClassification(config)
+
+
+def bottleneck_resnet():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="bottleneck", num_labels=5
+    )
+    return transformers.ResNetForImageClassification(config)
+
+
+def mobilenet():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MobileNetV2Config(depth_multiplier=0.25, image_size=32, num_labels=5)
+    return transformers.MobileNetV2ForImageClassification(config)
+
+
+def vit():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16,
+        patch_size=4, num_labels=5,
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config)
+
+
+def timm_net(name, **options):
+    def make():
+        try:
+            import timm
+        except (
+            ImportError,
+            AttributeError,
+            RuntimeError,
+        ) as error:  # timm itself, or torchvision, or a misfit
+            pytest.skip(f"timm cannot be imported: {error}")
+        return timm.create_model(name, pretrained=False, num_classes=5, **options)
+
+    return make
+
+
+NETS = {
+    "transformers-resnet": (resnet, 32),
+    "transformers-resnet-bottleneck": (bottleneck_resnet, 32),
+    "transformers-mobilenetv2": (mobilenet, 32),
+    "transformers-vit": (vit, 16),
+    "timm-resnet": (timm_net("resnet10t"), 32),
+    "timm-mobilenetv2": (timm_net("mobilenetv2_035"), 32),
+    "timm-vit": (timm_net("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48, num_heads=3), 32),
+    "timm-convnext": (timm_net("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32)), 32),
+}
+
+
+def logits(net, x):
+    out = net(x)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def build(name, seed=0):
+    """With batch statistics of its own data: at the initial ones a random deep net's output barely depends on x."""
+    torch.manual_seed(seed)
+    make, size = NETS[name]
+    net = make()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = None
+        for _ in range(2):
+            net.train()(torch.randn(16, 3, size, size))
+    return net.eval(), torch.randn(8, 3, size, size)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_whole_story(name):
+    net, x = build(name)
+    model = convert(net, example=x)
+    report = model.conversion
+    with torch.no_grad():
+        original = logits(net, x)
+        errors = {}
+        for k in WIDTHS:
+            with bits(model, k):
+                out = logits(model, x)
+            assert torch.isfinite(out).all(), k
+            errors[k] = ((out - original).norm() / original.norm()).item()
+        set_bits(model, 32)
+        assert torch.equal(logits(model, x), original)
+    # 2 % a layer at 8 bit (see test_convert), adding up as squares; tanh costs more where weights are large.
+    far = any("tanh" in note for note in report.notes)
+    assert errors[8] < (0.05 if far else 0.02) * len(report.converted) ** 0.5
+    assert errors[1] > errors[4] > errors[8]
+
+    set_bits(model.train(), 1)
+    logits(model, x).square().sum().backward()
+    layers = any_layers(model)
+    assert list(layers) == list(report.converted)
+    assert all(layer.weight.grad is not None and layer.weight.grad.any() for layer in layers.values())
+    assert not any(isinstance(module, AnyLayer) for module in net.modules())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_all_but_first_and_last_is_converted(name):
+    net, x = build(name)
+    report = convert(net, example=x).conversion
+    layers = [n for n, m in net.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert sorted([*report.converted, *(n for n in report.kept if n in layers)]) == sorted(layers)
+    assert sum("layer to run" in reason for reason in report.kept.values()) == 2
+    norms = [n for n, m in net.named_modules() if isinstance(m, (nn.BatchNorm2d, nn.LayerNorm))]
+    assert sorted(report.norms) == sorted(norms)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_calibrated_widths_run_and_others_do_not_change(name):
+    net, x = build(name)
+    model = convert(net, example=x)
+    with torch.no_grad():
+        before = {}
+        for k in WIDTHS:
+            with bits(model, k):
+                before[k] = logits(model, x)
+        calibrate(model, [x], (3, 5, 6, 7))
+        for k in range(1, 9):
+            with bits(model, k):
+                assert torch.isfinite(logits(model, x)).all()
+        for k in WIDTHS:
+            with bits(model, k):
+                assert torch.equal(logits(model, x), before[k])
+
+
+def test_keyword_arguments_and_labels():
+    net, x = build("transformers-vit")
+    inputs = {"pixel_values": x, "labels": torch.arange(8) % 5}
+    model = convert(net, example=inputs)
+    assert torch.equal(model(**inputs).loss, net(**inputs).loss)
+    calibrate(model, [inputs, inputs], (3,))
+    set_bits(model, 3)
+    assert torch.isfinite(model(**inputs).loss)
+
+
+def test_signs_in_a_transformer():
+    net, x = build("transformers-vit")
+    model = convert(net, example=x)
+    assert all(layer.act.signed for layer in any_layers(model).values())  # behind layer norms and GELU
+
+
+def test_signs_in_mobilenet_and_groups():
+    net, x = build("transformers-mobilenetv2")
+    model = convert(net, example=x, group_depthwise=8)
+    signed = {name: layer.act.signed for name, layer in any_layers(model).items()}
+    assert all(signed[name] for name in signed if "expand_1x1" in name)  # linear bottlenecks
+    assert not any(signed[name] for name in signed if "reduce_1x1" in name)  # behind ReLU6
+    layers = any_layers(model)
+    grouped = [m for m in layers.values() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert grouped and all(m.in_channels // m.groups == 8 for m in grouped)
+    assert torch.allclose(logits(model, x), logits(net, x), atol=1e-5)
+    assert "groups of 8 channels" in model.conversion.notes[0]
