@@ -41,7 +41,11 @@ def run_row(name: str, args: argparse.Namespace) -> None:
     print("start", name, flush=True)
     with open(Path(args.out) / f"{name}.err", "a") as errors:
         done = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=errors, check=False
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            check=False,
         )
     print("done " if done.returncode == 0 else "FAILED", name, flush=True)
 

@@ -47,15 +47,11 @@ def made_photos(folder: Path, threads: int) -> FileData:
     return FileData(folder, paths, np.zeros(PHOTOS, np.int64), ("photo",), name="photos", threads=threads)
 
 
-def time_batches(
-    data: ArrayData | FileData, augment: str, train: bool, batch: int, wanted: int
-) -> dict[str, Any]:
+def time_batches(data: ArrayData | FileData, augment: str, train: bool, batch: int, wanted: int) -> dict[str, Any]:
     """Median and quickest of `wanted` batches, after one to warm up."""
     times: list[float] = []
     for epoch in count():
-        epoch_batches = batches(
-            data, batch, augment=augment, train=train, epoch=epoch, drop_last=True, prefetch=0
-        )
+        epoch_batches = batches(data, batch, augment=augment, train=train, epoch=epoch, drop_last=True, prefetch=0)
         while True:
             began = time.perf_counter()
             if next(epoch_batches, None) is None:
@@ -78,9 +74,7 @@ def time_batches(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument(
-        "--batches", type=int, default=100, help="to time of each kind (photographs: a tenth)"
-    )
+    parser.add_argument("--batches", type=int, default=100, help="to time of each kind (photographs: a tenth)")
     parser.add_argument("--data", default=os.environ.get("ANYPREC_DATA"), help="folder with CIFAR-10")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()

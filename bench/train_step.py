@@ -2,28 +2,35 @@
 
 Plain: five separate quantise-forward-backward passes in eager mode, written with separate torch operations, every
 width normalising the weights and running the stem anew. Both start from the same weights, and the gradients of one
-step are compared first: a fast step that computes something else would be no result.
+step are compared first: a fast step that computes something else would be no result. Peak memory is that of a process
+of its own for each.
 
-    python bench/train_step.py --net resnet20 --batch 128 [--json] [--compile] [--threads 2]
+    python bench/train_step.py [--net resnet20] [--batch 128] [--threads 1] [--compile] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import resource
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from anyprec.run.cpu import cpu_name
 from anyprec.train.joint import choose_widths, joint_step
 from anyprec.zoo import build
 
 WIDTHS = (1, 2, 4, 8, 32)
+
+
+# --- The plain implementation: the paper's equations as one would first write them -----------------------------------
 
 
 class Round(torch.autograd.Function):
@@ -36,7 +43,7 @@ class Round(torch.autograd.Function):
         return grad.clone(), None
 
 
-class Floor(torch.autograd.Function):
+class Nest(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, n):
         return (torch.clamp(torch.floor(x * n), max=n - 1) + 0.5) / n
@@ -46,19 +53,19 @@ class Floor(torch.autograd.Function):
         return grad.clone(), None
 
 
-def plain_activation(x, bits):
+def plain_activation(x: Tensor, bits: int) -> Tensor:
     return F.relu(x) if bits == 32 else Round.apply(torch.clamp(x, 0, 1), float(2**bits - 1))
 
 
-def plain_weight(w, bits):
+def plain_weight(w: Tensor, bits: int) -> Tensor:
     if bits == 32:
         return w
     t = torch.tanh(w)
     x = t / 2 / torch.max(torch.abs(t)) + 0.5
-    return (2 * Floor.apply(x, float(2**bits)) - 1) * torch.mean(torch.abs(w)).detach()
+    return (2 * Nest.apply(x, float(2**bits)) - 1) * torch.mean(torch.abs(w)).detach()
 
 
-def plain_forward(model: nn.Module, x, bits):
+def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
     """The pre-activation ResNet of the zoo, read straight from its modules."""
     out = model.conv0(x)
     for block in model.blocks:
@@ -67,13 +74,12 @@ def plain_forward(model: nn.Module, x, bits):
         h = F.conv2d(a, plain_weight(block.conv0.weight, bits), None, block.conv0.stride, 1)
         h = plain_activation(block.norm1.tables[str(bits)](h), bits)
         out = F.conv2d(h, plain_weight(block.conv1.weight, bits), None, 1, 1) + short
-    out = model.norm.tables[str(bits)](out)
-    return model.fc(out.mean((2, 3)))
+    return model.fc(model.norm.tables[str(bits)](out).mean((2, 3)))
 
 
-def plain_step(model, x, y, widths=WIDTHS):
+def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
     teacher = None
-    for bits in sorted(widths, reverse=True):
+    for bits in sorted(WIDTHS, reverse=True):
         logits = plain_forward(model, x, bits)
         if teacher is None:
             loss = F.cross_entropy(logits, y)
@@ -83,91 +89,110 @@ def plain_step(model, x, y, widths=WIDTHS):
         teacher = logits.detach()
 
 
-def make(args):
+# --- Comparing -------------------------------------------------------------------------------------------------------
+
+
+def make(net: str, fast: bool) -> nn.Module:
     torch.manual_seed(0)
-    model = build(args.net, widths=WIDTHS, num_classes=10).train()
-    return model
+    model = build(net, widths=WIDTHS, num_classes=10).train()
+    return model.to(memory_format=torch.channels_last) if fast else model
 
 
-def gradients(model):
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+def images(count: int, fast: bool) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    x, y = torch.randn(count, 3, 32, 32), torch.randint(0, 10, (count,))
+    return (x.contiguous(memory_format=torch.channels_last) if fast else x), y
 
 
-def gradient_difference(args) -> float:
+def gradient_difference(net: str) -> float:
     """Largest relative difference of a gradient after one step of each, in float64, where rounding flips no code."""
-    plain, ours = make(args).double(), make(args).double().to(memory_format=torch.channels_last)
-    x, y = torch.randn(16, 3, 32, 32, dtype=torch.float64), torch.randint(0, 10, (16,))
-    plain_step(plain, x, y)
-    joint_step(ours, x.contiguous(memory_format=torch.channels_last), y, WIDTHS)
-    a, b = gradients(plain), gradients(ours)
-    assert a.keys() == b.keys()
+    grads = []
+    for fast, step in ((False, plain_step), (True, lambda m, x, y: joint_step(m, x, y, WIDTHS))):
+        model, (x, y) = make(net, fast).double(), images(16, fast)
+        step(model, x.double(), y)
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    plain, ours = grads
+    assert plain.keys() == ours.keys()
     # The bias of a skip norm has no effect (a norm follows): its gradient is rounding noise around zero.
-    floor = 1e-6 * max(g.norm() for g in a.values())
-    return max(((a[n] - b[n]).norm() / a[n].norm().clamp_min(floor)).item() for n in a)
+    floor = 1e-6 * max(g.norm() for g in plain.values())
+    return max(((plain[n] - ours[n]).norm() / plain[n].norm().clamp_min(floor)).item() for n in plain)
 
 
-def measure(name, step, model, out):
-    model.zero_grad(set_to_none=True)
-    start = time.perf_counter()
-    step()
-    out.setdefault(name, []).append(time.perf_counter() - start)
+def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable[[], object]]]:
+    plain, (x, y) = make(args.net, False), images(args.batch, False)
+    ours, (fast_x, _) = make(args.net, True), images(args.batch, True)
+    steps = iter(range(10**9))
+    found: dict[str, tuple[nn.Module, Callable[[], object]]] = {
+        "plain": (plain, lambda: plain_step(plain, x, y)),
+        "ours": (ours, lambda: joint_step(ours, fast_x, y, WIDTHS)),
+        "ours, sandwich": (
+            ours,
+            lambda: joint_step(ours, fast_x, y, choose_widths(WIDTHS, "sandwich", 1, 0, next(steps))),
+        ),
+    }
+    if args.compile:
+        compiled = make(args.net, True)
+        compiled.body = torch.compile(compiled.body, dynamic=False)
+        found["ours, compiled"] = (compiled, lambda: joint_step(compiled, fast_x, y, WIDTHS))
+    return found
+
+
+def peak_memory(name: str, args: argparse.Namespace) -> float:
+    """MiB at the peak of a process that does five steps of one contestant, less what it had before the first."""
+    command = [sys.executable, __file__, "--net", args.net, "--batch", str(args.batch), "--memory-of", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_peak_memory(args: argparse.Namespace) -> None:
+    model, step = contestants(args)[args.memory_of]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(5):
+        model.zero_grad(set_to_none=True)
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", default="resnet20")
+    parser.add_argument("--net", default="resnet20", help="a pre-activation CIFAR ResNet of the zoo")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--memory", choices=("plain", "ours"), help="run one of the two only and print peak memory")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="also the compiled step (compiling takes minutes)")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    x = torch.randn(args.batch, 3, 32, 32)
-    y = torch.randint(0, 10, (args.batch,))
-    plain, ours = make(args), make(args).to(memory_format=torch.channels_last)
-    fast_x = x.contiguous(memory_format=torch.channels_last)
+    if args.memory_of:
+        return print_peak_memory(args)
 
-    if args.memory:
-        for _ in range(3):
-            plain_step(plain, x, y) if args.memory == "plain" else joint_step(ours, fast_x, y, WIDTHS)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        return
-
-    worst = gradient_difference(args)
-
-    sandwich = iter(range(10**9))
-    contestants = {
-        "plain": (lambda: plain_step(plain, x, y), plain),
-        "ours": (lambda: joint_step(ours, fast_x, y, WIDTHS), ours),
-        "ours, sandwich": (lambda: joint_step(ours, fast_x, y, choose_widths(WIDTHS, "sandwich", 1, 0, next(sandwich))), ours),
-    }
-    if args.compile:
-        compiled = make(args).to(memory_format=torch.channels_last)
-        compiled.body = torch.compile(compiled.body, dynamic=False)
-        contestants["ours, compiled"] = (lambda: joint_step(compiled, fast_x, y, WIDTHS), compiled)
-        start = time.perf_counter()
-        joint_step(compiled, fast_x, y, WIDTHS)
-        joint_step(compiled, fast_x, y, WIDTHS)
-        print("compile seconds", time.perf_counter() - start)
-    times: dict[str, list[float]] = {}
-    for _ in range(args.rounds):
-        for name, (step, model) in contestants.items():
-            measure(name, step, model, times)
-    median = {name: statistics.median(t) for name, t in times.items()}
+    difference = gradient_difference(args.net)
+    memory = {name: peak_memory(name, args) for name in ("plain", "ours")}
+    runners = contestants(args)
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for round_number in range(args.rounds + 2):
+        for name, (model, step) in runners.items():
+            model.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            step()
+            if round_number >= 2:  # the first two warm up, and compile
+                times[name].append(time.perf_counter() - start)
+    # Ratios are taken round by round: what slows the machine down slows the neighbours in one round alike.
+    ratio = {n: statistics.median(p / t for p, t in zip(times["plain"], times[n], strict=True)) for n in times}
     result = {
-        "net": args.net, "batch": args.batch, "threads": args.threads, "torch": torch.__version__,
-        "cpu": platform.processor() or platform.machine(), "worst_relative_gradient_difference": worst,
-        "median_ms": {n: round(1e3 * t, 1) for n, t in median.items()},
-        "speedup_over_plain": {n: round(median["plain"] / t, 2) for n, t in median.items()},
+        "net": args.net, "batch": args.batch, "threads": args.threads, "torch": torch.__version__, "cpu": cpu_name(),
+        "gradient_difference": difference, "peak_memory_mib": {n: round(m) for n, m in memory.items()},
+        "median_ms": {n: round(1e3 * statistics.median(t), 1) for n, t in times.items()},
+        "speedup": {n: round(r, 2) for n, r in ratio.items()},
     }  # fmt: skip
     if args.json:
         print(json.dumps(result))
-        return
-    for name in median:
-        print(f"{name:16} {result['median_ms'][name]:9.1f} ms   {result['speedup_over_plain'][name]:5.2f} x")
-    print(f"largest relative difference of a gradient: {worst:.1e}")
+        return None
+    print(f"{args.net}, batch {args.batch}, {args.threads} thread(s), {result['cpu']}, torch {torch.__version__}")
+    for name in times:
+        peak = f"{memory[name]:8.0f} MiB" if name in memory else ""
+        print(f"{name:16} {result['median_ms'][name]:9.1f} ms   {ratio[name]:5.2f} x {peak}")
+    print(f"largest relative difference of a gradient (float64): {difference:.1e}")
 
 
 if __name__ == "__main__":

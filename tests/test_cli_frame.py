@@ -154,9 +154,7 @@ def test_a_worker_pipe_that_breaks_is_not_hidden(verb):
 def test_a_closed_reader_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)  # as `anyprec info | true` does
-    done = subprocess.run(
-        [sys.executable, "-m", "anyprec", "info"], stdout=writer, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "anyprec", "info"], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141

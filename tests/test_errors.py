@@ -86,7 +86,12 @@ TABLE = [
     ("empty CIFAR folder", empty_cifar_folder, "DataError", ""),
     ("wrong checksum", wrong_checksum, "ChecksumError", ""),
     ("truncated checkpoint", truncated_checkpoint, "CheckpointError", "is truncated or damaged"),
-    ("recipe with a typo", recipe_with_a_typo, "RecipeError", "unknown field 'epoch'; did you mean 'epochs'?"),
+    (
+        "recipe with a typo",
+        recipe_with_a_typo,
+        "RecipeError",
+        "unknown field 'epoch'; did you mean 'epochs'?",
+    ),
     ("nothing to convert", nothing_to_convert, "NothingConverted", ""),
     ("NaN data", nan_data, "DataError", ""),
     ("broken profile", broken_profile, "ProfileError", "is not a profile"),

@@ -22,7 +22,7 @@ DEFAULT_WIDTHS = (1, 2, 4, 8, FLOAT)
 
 
 def check_bits(bits: object) -> int:
-    """The one place that decides what a width is: 1..8 or 32. Any integer type will do (numpy's too), but not a bool."""
+    """The one place that decides what a width is: 1..8 or 32, of any integer type (numpy's too), but not a bool."""
     if not isinstance(bits, bool) and isinstance(bits, SupportsIndex):
         width = index(bits)
         if width in INTEGER_WIDTHS or width == FLOAT:

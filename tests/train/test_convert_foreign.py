@@ -1,4 +1,4 @@
-"""`convert` on networks nobody here wrote: transformers' ResNet, MobileNetV2 and ViT, and timm's where it imports.
+"""`convert` on networks nobody here wrote: ResNet, MobileNetV2 and ViT of transformers, and timm's.
 
 All are built small and random from their configuration: nothing is downloaded.
 """
@@ -79,7 +79,7 @@ def logits(net, x):
 
 
 def build(name, seed=0):
-    """With batch statistics of its own data: at the initial ones a random deep net's output barely depends on x."""
+    """With batch statistics of its data: with the initial ones the output of a deep net hardly depends on x."""
     torch.manual_seed(seed)
     make, size = NETS[name]
     net = make()
@@ -107,10 +107,10 @@ def test_the_whole_story(name):
             errors[k] = ((out - original).norm() / original.norm()).item()
         set_bits(model, 32)
         assert torch.equal(logits(model, x), original)
-    # 2 % a layer at 8 bit (see test_convert), adding up as squares; tanh costs more where weights are large.
-    far = any("tanh" in note for note in report.notes)
-    assert errors[8] < (0.05 if far else 0.02) * len(report.converted) ** 0.5
     assert errors[1] > errors[4] > errors[8]
+    # Layer by layer the bound is tight, below; for the whole it cannot be: a random MobileNetV2 of 51 layers makes
+    # 25 % of noise in the output from 1 % in the image.
+    assert errors[8] < 0.5
 
     set_bits(model.train(), 1)
     logits(model, x).square().sum().backward()
@@ -118,6 +118,35 @@ def test_the_whole_story(name):
     assert list(layers) == list(report.converted)
     assert all(layer.weight.grad is not None and layer.weight.grad.any() for layer in layers.values())
     assert not any(isinstance(module, AnyLayer) for module in net.modules())
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_each_layer_at_8_bit_is_close_to_float(name):
+    net, x = build(name)
+    model = convert(net, example=x)
+    errors = {}
+
+    def compare(layer, args, out):
+        if layer not in errors:
+            errors[layer] = 0.0
+            layer.bits = 8
+            errors[layer] = ((layer.forward(*args) - out).norm() / out.norm()).item()
+            layer.bits = 32
+
+    layers = any_layers(model)
+    for layer in layers.values():
+        layer.register_forward_hook(compare)
+    with torch.no_grad():
+        logits(model, x)
+        for name, layer in layers.items():
+            weight = layer.weight
+            rounded = layer.quantizer.weight(layer.quantizer.normalise(weight), weight, 8)
+            weight_error = ((rounded - weight).norm() / weight.norm()).item()
+            # Rounding the input to 255 steps of a range of some deviations: 1 to 1.5 %. The error of the weights
+            # (0.8 %, more where tanh flattens large ones) comes through as it is if inputs are independent, and up
+            # to 1.3 times as large with the few, correlated inputs here.
+            assert 0 < errors[layer] < 0.02 + 1.3 * weight_error, name
+            assert weight_error < 0.02 or any("tanh" in note for note in model.conversion.notes)
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -1,4 +1,4 @@
-"""The joint step: its gradients are the sum of the widths' own, its losses are the paper's, shared work is done once."""
+"""The joint step: gradients are the sum of the widths' own, losses are the paper's, shared work is done once."""
 
 from contextlib import nullcontext
 

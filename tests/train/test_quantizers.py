@@ -51,10 +51,8 @@ def ste(x: Tensor, q: Tensor) -> Tensor:
 
 def reference(name: str, w: Tensor, bits: int, scale: Tensor, r: Tensor | None = None) -> Tensor:
     """The weight at `bits` from the equations, differentiable by plain autograd."""
-    if name == "lsq":
-        x = torch.clamp(w / (2 * r) + 0.5, 0, 1)
-    else:
-        x = torch.tanh(w) / (2 * torch.tanh(w).abs().max()) + 0.5
+    t = torch.tanh(w)
+    x = torch.clamp(w / (2 * r) + 0.5, 0, 1) if name == "lsq" else t / (2 * t.abs().max()) + 0.5
     if name == "dorefa":
         top = 2**bits - 1
         return scale * (2 * ste(x * top, torch.round(x * top)) / top - 1)

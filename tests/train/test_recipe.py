@@ -62,13 +62,13 @@ def test_mistakes(settings, message):
 )
 def test_broken_files(tmp_path, text, message):
     (tmp_path / "r.toml").write_text(text)
-    with pytest.raises(RecipeError, match="r.toml") as caught:
+    with pytest.raises(RecipeError, match=r"r\.toml") as caught:
         Recipe.load(tmp_path / "r.toml")
     assert message in str(caught.value)
 
 
 def test_missing_file():
-    with pytest.raises(RecipeError, match="cannot read recipe nowhere.toml"):
+    with pytest.raises(RecipeError, match=r"cannot read recipe nowhere\.toml"):
         Recipe.load("nowhere.toml")
 
 

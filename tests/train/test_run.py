@@ -17,8 +17,9 @@ from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
 from anyprec.train import run as run_module
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.evaluate import evaluate
+from anyprec.train.optimizers import learning_rate, parameter_groups
 from anyprec.train.recipe import Recipe
-from anyprec.train.run import learning_rate, parameter_groups, train
+from anyprec.train.run import train
 from anyprec.train.switch import widths_of
 from anyprec.zoo import build
 
@@ -150,7 +151,7 @@ def test_divergence_stops_and_keeps_the_checkpoint(tmp_path):
     recipe = SMALL.override(["optimizer=sgd", "lr=1e30", "save_minutes=0", "warmup_epochs=0"])
     with pytest.raises(Diverged) as caught:
         train(recipe, tmp_path, progress=False)
-    assert "Lower lr" in str(caught.value) or "last good checkpoint" in str(caught.value)
+    assert "lower lr" in str(caught.value) or "last good checkpoint" in str(caught.value)
     assert "\n" not in str(caught.value)
     if (tmp_path / "last.pt").exists():
         state = load_state(tmp_path / "last.pt")["model"]
@@ -162,15 +163,13 @@ def test_nan_data(tmp_path, monkeypatch):
         yield np.full((64, 8, 8, 1), np.nan, np.float32), np.zeros(64, np.int64)
 
     monkeypatch.setattr(run_module, "batches", broken)
-    with pytest.raises(
-        Diverged, match="the loss at 32 bit is nan in epoch 1, step 1; no checkpoint had been written"
-    ):
+    with pytest.raises(Diverged, match="the loss at 32 bit is nan in epoch 1, step 1; no checkpoint had been written"):
         train(SMALL, tmp_path, progress=False)
 
 
 def test_refusals(finished, tmp_path):
     out, _ = finished
-    with pytest.raises(RecipeError, match="holds a run already; add --resume"):
+    with pytest.raises(RecipeError, match=r"holds a run already; add --resume"):
         train(SMALL, out, progress=False)
     with pytest.raises(RecipeError, match=r"was started with lr=0.01, not 0.5; resume with the same recipe"):
         train(SMALL.override(["lr=0.5"]), out, progress=False, resume=True)
@@ -184,7 +183,7 @@ def test_truncated_checkpoint(finished, tmp_path):
     whole = (finished[0] / "last.pt").read_bytes()
     for share in (0, 0.3, 0.9):
         (tmp_path / "last.pt").write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(CheckpointError, match="truncated or damaged|nothing was executed"):
+        with pytest.raises(CheckpointError, match=r"truncated or damaged|nothing was executed"):
             train(SMALL, tmp_path, progress=False, resume=True)
 
 

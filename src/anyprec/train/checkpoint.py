@@ -45,9 +45,21 @@ def load_state(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError as error:
         raise CheckpointError(f"{path} is a folder, not a checkpoint file") from error
     except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path} is no checkpoint of tensors alone, or is damaged; nothing was executed") from error
-    except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} is truncated or damaged ({type(error).__name__}); restore or retrain it") from error
+        raise CheckpointError(
+            f"{path} is no checkpoint of tensors alone, or is damaged; nothing was executed"
+        ) from error
+    except (
+        RuntimeError,
+        EOFError,
+        OSError,
+        LookupError,
+        ValueError,
+        struct.error,
+        zipfile.BadZipFile,
+    ) as error:
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({type(error).__name__}); restore or retrain it"
+        ) from error
     if not isinstance(record, dict) or record.get("anyprec_format") != FORMAT:
         found = record.get("anyprec_format") if isinstance(record, dict) else type(record).__name__
         raise CheckpointError(
@@ -75,7 +87,9 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     record = load_state(path)
     if model is None:
         if not record.get("net"):
-            raise CheckpointError(f"{path} holds a network of your own; pass it: load_model(path, model=convert(net, ...))")
+            raise CheckpointError(
+                f"{path} holds a network of your own; pass it: load_model(path, model=convert(net, ...))"
+            )
         from anyprec.zoo import build
 
         model = build(record["net"], **record["net_options"])

@@ -91,20 +91,3 @@ def choose_widths(widths: Sequence[int], sampling: str, random_widths: int, seed
         return ordered
     between = random.Random(f"{seed}/{step}").sample(ordered[1:-1], random_widths)
     return sorted([ordered[0], *between, ordered[-1]])
-
-
-def average_gradients(parameters: Sequence[nn.Parameter], extra: Tensor) -> Tensor:
-    """One all-reduce for all gradients of a step (and the few numbers in `extra`), averaged over the processes.
-
-    DistributedDataParallel cannot do this: its reducer fires in one backward pass, and would leave out the norms of
-    every width but the last (docs/decisions.md). All processes chose the same widths, so the same parameters have one.
-    """
-    grads = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1).float() for g in grads] + [extra.reshape(-1).float()])
-    torch.distributed.all_reduce(flat)
-    flat /= torch.distributed.get_world_size()
-    start = 0
-    for grad in grads:
-        grad.copy_(flat[start : start + grad.numel()].view_as(grad))
-        start += grad.numel()
-    return flat[start:].view_as(extra)

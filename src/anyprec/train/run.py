@@ -27,45 +27,14 @@ from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
 from anyprec.progress import Progress
 from anyprec.train import checkpoint
 from anyprec.train.calibrate import calibrate
-
 from anyprec.train.evaluate import evaluate, to_tensor
-from anyprec.train.joint import average_gradients, choose_widths, joint_step
+from anyprec.train.joint import choose_widths, joint_step
 from anyprec.train.norms import sync_norms
+from anyprec.train.optimizers import OPTIMIZERS, learning_rate, parameter_groups
+from anyprec.train.processes import Processes, average_gradients
 from anyprec.train.quantizers import ActQuantizer
 from anyprec.train.recipe import Recipe
 from anyprec.train.switch import set_bits
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": lambda groups, r: torch.optim.Adam(groups, r.lr, weight_decay=r.weight_decay),
-    "adamw": lambda groups, r: torch.optim.AdamW(groups, r.lr, weight_decay=r.weight_decay),
-    "sgd": lambda groups, r: torch.optim.SGD(groups, r.lr, momentum=r.momentum, weight_decay=r.weight_decay),
-}
-
-
-class Processes:
-    """Who we are among the processes `torchrun` started: rank 0 of 1 without it."""
-
-    def __init__(self, device: str | None) -> None:
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        if device is None:
-            device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-        try:
-            self.device = torch.device(device)
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise RecipeError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
-        self.started = self.world > 1 and not torch.distributed.is_initialized()
-        if self.started:
-            torch.distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def close(self) -> None:
-        if self.started:
-            torch.distributed.destroy_process_group()
 
 
 def train(
@@ -228,8 +197,8 @@ class Run:
             last = self.out / "last.pt"
             kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint had been written yet"
             raise Diverged(
-                f"the loss at {bad[0]} bit is {losses[bad[0]]} in epoch {self.epoch + 1}, step {self.step + 1}; {kept}. "
-                f"Lower lr (now {self.recipe.lr:g}), add warmup_epochs, or check the data for NaN"
+                f"the loss at {bad[0]} bit is {losses[bad[0]]} in epoch {self.epoch + 1}, step {self.step + 1}; {kept}; "
+                f"lower lr (now {self.recipe.lr:g}), add warmup_epochs, or check the data for NaN"
             )
 
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
@@ -254,7 +223,9 @@ class Run:
         acts = [m for m in self.model.modules() if isinstance(m, ActQuantizer) and m.clip != "fixed"]
         if any(r.item() == 0 for act in acts for r in act.ranges.values()):
             source = batches(self.train_data, self.recipe.batch_size, augment=self.recipe.augment, train=True)
-            loader = [to_tensor(images, self.processes.device) for _, (images, _) in zip(range(4), source, strict=False)]
+            loader = [
+                to_tensor(images, self.processes.device) for _, (images, _) in zip(range(4), source, strict=False)
+            ]
             calibrate(self.model, loader, [k for k in self.recipe.widths if k != FLOAT], ranges=True)
 
     def _evaluate(self) -> dict[int | str, dict[str, float]]:
@@ -273,7 +244,12 @@ class Run:
         if not self.processes.first:
             return
         rate = learning_rate(self.recipe, self.epoch * self.steps - 1, self.steps)
-        line = {"epoch": self.epoch, "lr": rate, "train": train, "test": {str(k): v for k, v in results.items()}}
+        line = {
+            "epoch": self.epoch,
+            "lr": rate,
+            "train": train,
+            "test": {str(k): v for k, v in results.items()},
+        }
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._tensorboard(line)
@@ -297,7 +273,9 @@ class Run:
         if not self.processes.first:
             return
         if not all(torch.isfinite(p).all() for p in self.model.parameters()):
-            raise Diverged(f"weights became NaN or infinite in epoch {self.epoch + 1}; the last good checkpoint is kept")
+            raise Diverged(
+                f"weights became NaN or infinite in epoch {self.epoch + 1}; the last good checkpoint is kept"
+            )
         log = self.out / "log.jsonl"
         record = {
             "kind": "run",
@@ -328,7 +306,9 @@ class Run:
                         "or use another --out"
                     )
         elif last.exists() or (self.out / "model.pt").exists():
-            raise RecipeError(f"{self.out} holds a run already; add --resume to go on with it, --overwrite to begin anew, or use another --out")
+            raise RecipeError(
+                f"{self.out} holds a run already; add --resume to go on, --overwrite to begin anew, or use another --out"
+            )
         if self.processes.first:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
@@ -352,29 +332,3 @@ class Run:
 def test_augment(augment: str) -> str:
     """What the test set needs of the training augmentation: sizes, but no randomness."""
     return augment if augment in ("imagenet", "svhn") else "none"
-
-
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Weights, and apart from them learned scales and ranges: no weight decay there, and a rate of their own."""
-    scales, weights = [], []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            learned = any(part in name.split(".") for part in ("scales", "ranges")) or name.endswith("quantizer.range")
-            (scales if learned else weights).append(parameter)
-    groups = [{"params": weights, "rate_factor": 1.0}]
-    if scales:
-        groups.append({"params": scales, "rate_factor": recipe.scale_lr, "weight_decay": 0.0})
-    return groups
-
-
-def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """The rate of global step `step`, with `steps` an epoch: a pure function, so nothing of it needs saving."""
-    epoch = step / steps
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * (step + 1) / (recipe.warmup_epochs * steps)
-    if recipe.schedule == "steps":
-        return recipe.lr * recipe.decay ** sum(int(epoch) >= m for m in recipe.milestones)
-    if recipe.schedule == "cosine":
-        done = (epoch - recipe.warmup_epochs) / max(recipe.epochs - recipe.warmup_epochs, 1e-9)
-        return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    return recipe.lr

@@ -1,0 +1,57 @@
+"""Several training processes, started by `torchrun` on one machine or many: who we are, and one gradient exchange.
+
+Called by run.py. Without `torchrun` there is one process, of rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from anyprec.errors import RecipeError
+
+
+class Processes:
+    """Who we are among the processes `torchrun` started: rank 0 of 1 without it."""
+
+    def __init__(self, device: str | None) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if device is None:
+            device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+        try:
+            self.device = torch.device(device)
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise RecipeError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        self.started = self.world > 1 and not torch.distributed.is_initialized()
+        if self.started:
+            torch.distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def close(self) -> None:
+        if self.started:
+            torch.distributed.destroy_process_group()
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], extra: Tensor) -> Tensor:
+    """One all-reduce for all gradients of a step (and the few numbers in `extra`), averaged over the processes.
+
+    DistributedDataParallel cannot do this: its reducer fires in one backward pass, and would leave out the norms of
+    every width but the last (docs/decisions.md). All processes chose the same widths, so the same parameters have one.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1).float() for g in grads] + [extra.reshape(-1).float()])
+    torch.distributed.all_reduce(flat)
+    flat /= torch.distributed.get_world_size()
+    start = 0
+    for grad in grads:
+        grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+        start += grad.numel()
+    return flat[start:].view_as(extra)
