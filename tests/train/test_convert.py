@@ -747,6 +747,15 @@ def test_errors_are_one_line_and_change_nothing(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("k", [4, 32])
+def test_export(k):
+    net, x, _ = build("residual")
+    model = convert(net, example=x)
+    set_bits(model, k)
+    exported = torch.export.export(model, (x,)).module()
+    assert torch.equal(exported(x), model(x))
+
+
 def test_a_network_of_one_layer():
     net = nn.Linear(4, 3)
     x = torch.randn(2, 4)

@@ -200,6 +200,7 @@ def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[C
         if (act, k) in copied:
             near = act.ranges[str(source[k])].detach().clone()
             act.ranges[str(k)] = nn.Parameter(near)
+            act.calibrated.add(k)
         else:
             fit_range(act, seen[source[k]][act], [k])
 

@@ -16,7 +16,7 @@ from anyprec.train.switch import widths_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--widths", type=parse_widths, default=(3, 5, 6, 7), help="default: 3,5,6,7")
+    parser.add_argument("--widths", default="3,5-7", help="default: 3,5-7")
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
     parser.add_argument("--batches", type=int, default=20, help="training batches to look at (default: 20)")
     parser.add_argument("--out", metavar="FILE", help="write the model here (default: back into MODEL)")
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)
     loader = [to_tensor(images, args.device) for _, (images, _) in zip(range(args.batches), source, strict=False)]
     profiles = [Profile.load(p) for p in args.profile]
-    calibrate(model, loader, args.widths, profiles=profiles, progress=not args.json)
+    calibrate(model, loader, parse_widths(args.widths), profiles=profiles, progress=not args.json)
     out = args.out or path
     save_model(model, out, load_state(path)["extra"])
     done = {"model": str(out), "widths": list(widths_of(model)), "profiles": [p.name for p in profiles]}

@@ -17,7 +17,7 @@ from anyprec.train.run import test_augment
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--widths", type=parse_widths, help="for example 1,2,4,8,32 or 1-8 (default: all it has)")
+    parser.add_argument("--widths", help="for example 1,2,4,8,32 or 1-8 (default: all it has)")
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
     parser.add_argument("--split", choices=("test", "train"), default="test")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(path).to(args.device)
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     profiles = [Profile.load(p) for p in args.profile]
-    settings = [*(args.widths or ()), *profiles] if args.widths or profiles else None
+    widths = parse_widths(args.widths) if args.widths else ()
+    settings = [*widths, *profiles] or None
     results = evaluate(
         model, data, settings, augment=test_augment(recipe.augment), batch_size=args.batch_size, device=args.device,
         progress=not args.json,

@@ -34,6 +34,9 @@ def evaluate(
     settings = list(settings) if settings is not None else list(widths_of(model))
     names = [setting if isinstance(setting, int) else getattr(setting, "name", "mixed") for setting in settings]
     right, loss, count = np.zeros(len(settings)), np.zeros(len(settings)), 0
+    for setting in settings:  # a width the model lacks is refused before any image is read
+        with bits(model, setting):
+            pass
     was_training = model.training
     model.eval()
     try:

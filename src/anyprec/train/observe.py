@@ -211,4 +211,6 @@ def fit_range(act: ActQuantizer, seen: Seen, widths: Iterable[int]) -> None:
         return
     if isinstance(act, InputQuantizer) and act.undecided:
         act.signed, act.undecided = seen.negative, False
+    widths = [k for k in widths if k != FLOAT]
     act.fit(seen.values(), widths)
+    act.calibrated.update(widths)  # so that torch.export need not look at values
