@@ -30,9 +30,7 @@ def draw_weights(staircase: Axes, cells: Axes, name: str) -> None:
     for bits in (8, 3, 2, 1):
         codes = quantizer.codes(w, bits)
         label = f"{bits} bit"
-        staircase.plot(
-            w, quantizer.values(codes, bits), color=COLOURS[bits], lw=1.6 if bits < 8 else 1.2, label=label
-        )
+        staircase.plot(w, quantizer.values(codes, bits), color=COLOURS[bits], lw=1.6 if bits < 8 else 1.2, label=label)
         if bits < 8:  # where one code ends and the next begins
             edges = w[:-1][codes.int().diff() > 0]
             cells.vlines(edges, 3 - bits, 4 - bits, color=COLOURS[bits], lw=1.8)
@@ -53,9 +51,7 @@ def draw_activations(axes: Axes, bits: int) -> None:
 
 def main() -> None:
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(
-        3, 3, figsize=(10, 7.6), layout="constrained", gridspec_kw={"height_ratios": [3, 1, 3]}
-    )
+    figure, axes = plt.subplots(3, 3, figsize=(10, 7.6), layout="constrained", gridspec_kw={"height_ratios": [3, 1, 3]})
     for column, name in enumerate(("nested", "dorefa", "lsq")):
         draw_weights(axes[0, column], axes[1, column], name)
     axes[0, 0].set_ylabel("value, before the scale")

@@ -28,7 +28,7 @@ def main() -> None:
     axes.scatter([place[k] for k in trained], [calibrated[k] for k in trained], color="#1f6feb", s=45, zorder=3)
     between = [k for k in order if k not in trained]
     axes.scatter([place[k] for k in between], [calibrated[k] for k in between], s=45, facecolors="white",
-                 edgecolors="#1f6feb", linewidths=1.5, zorder=3, label="the same, widths calibrated after training")  # fmt: skip
+                 edgecolors="#1f6feb", linewidths=1.5, zorder=3, label="the same, calibrated widths")  # fmt: skip
     axes.scatter([place[k] for k in trained], [table["dedicated"][k] for k in trained], marker="x", color="#d1242f",
                  s=55, linewidths=2, zorder=4, label="five dedicated networks")  # fmt: skip
     axes.set_xticks(range(len(order)), [*(f"{k}" for k in order[:-1]), "float"])

@@ -71,9 +71,7 @@ def test_results_of_the_wrong_size_are_not_stored(source: Path) -> None:
     assert not cache.cache_folder().exists()
 
 
-def test_an_unusable_folder_only_costs_time(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_folder_only_costs_time(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert cache.unpacked(source, len(CONTENT), Unpack()) == CONTENT

@@ -64,10 +64,7 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
 def test_limit_is_balanced_fixed_and_nested() -> None:
     small, large = load_data("digits", "train", limit=25), load_data("digits", "train", limit=100)
     assert isinstance(small, ArrayData) and isinstance(large, ArrayData)
-    assert (
-        set(np.bincount(small.labels, minlength=10)) == {2, 3}
-        and np.bincount(large.labels).tolist() == [10] * 10
-    )
+    assert set(np.bincount(small.labels, minlength=10)) == {2, 3} and np.bincount(large.labels).tolist() == [10] * 10
     assert np.array_equal(small.images, large.images[:25]) and np.array_equal(small.labels, large.labels[:25])
     whole = load_data("digits", "train", limit=1397)
     assert sorted(whole.labels) == sorted(load_data("digits", "train").labels)
@@ -145,9 +142,7 @@ def test_a_python_archive_already_there_is_used(tmp_path: Path) -> None:
     )
 
 
-def test_download_of_fashion_mnist_gets_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_of_fashion_mnist_gets_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2, 28, 28) + bytes(2 * 784)
     labels = bytes((0, 0, 8, 1)) + struct.pack(">I", 2) + bytes((3, 4))
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(images)

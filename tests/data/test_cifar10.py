@@ -182,9 +182,7 @@ def test_a_binary_file_of_the_wrong_length(tmp_path: Path, size: int) -> None:
     (folder / "data_batch_3.bin").write_bytes(bytes(size))
     with pytest.raises(DataError) as caught:
         load_data("cifar10", "train", tmp_path)
-    assert f"data_batch_3.bin holds {size} bytes, expected {SIZE} ({RECORDS} records of 3073)" in str(
-        caught.value
-    )
+    assert f"data_batch_3.bin holds {size} bytes, expected {SIZE} ({RECORDS} records of 3073)" in str(caught.value)
 
 
 def test_a_label_out_of_range(tmp_path: Path) -> None:

@@ -50,9 +50,7 @@ def test_they_are_the_ones_of_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is no dependency")
     source = datasets.load_digits()
     with np.load(digits.FILE, allow_pickle=False) as stored:
-        assert np.array_equal(stored["images"], source.images) and np.array_equal(
-            stored["labels"], source.target
-        )
+        assert np.array_equal(stored["images"], source.images) and np.array_equal(stored["labels"], source.target)
 
 
 def test_a_damaged_file_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,9 +183,7 @@ def test_a_connection_cut_every_time_keeps_the_part(server: Server, path: Path) 
     with pytest.raises(DataError) as caught:
         fetch(server.url(), path, checksum=MD5)
     text = str(caught.value)
-    assert (
-        f"cannot download {server.url()} (the connection ended after 40000 of 300000 bytes; 4 tries)" in text
-    )
+    assert f"cannot download {server.url()} (the connection ended after 40000 of 300000 bytes; 4 tries)" in text
     assert f"save the file as {path}" in text
     assert part(path).stat().st_size == 40_000 and not path.exists()
     fetch(server.url(), path, checksum=MD5)
@@ -247,9 +245,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         fetch("http://127.0.0.1/x", tmp_path / "file" / "x.bin")
 
 
-def test_a_full_disk_is_told_and_not_tried_again(
-    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_not_tried_again(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.BytesIO):
         def write(self, block: object) -> int:
             raise OSError(28, "No space left on device")
@@ -282,17 +278,13 @@ def test_unpack(tmp_path: Path) -> None:
     (tmp_path / "out" / "data" / "one").write_bytes(b"an older one")
     unpack(archive, tmp_path / "out")
     files = {
-        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes()
-        for p in (tmp_path / "out").rglob("*")
-        if p.is_file()
+        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()
     }
     assert files == {"data/one": b"1", "data/sub/two": b"22"}
     assert not (tmp_path / "out/data/one").stat().st_mode & 0o4000
 
 
-@pytest.mark.parametrize(
-    "name", ["../out-of-here", "/out-of-here", "data/../../out-of-here", "C:/x", "a\\..\\b", "."]
-)
+@pytest.mark.parametrize("name", ["../out-of-here", "/out-of-here", "data/../../out-of-here", "C:/x", "a\\..\\b", "."])
 def test_unpack_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     archive = make_tar(tmp_path / "a.tar.gz", (name, b"evil"))
     with pytest.raises(DataError, match=r"has the unsafe member .*; it was not unpacked: delete it"):

@@ -63,6 +63,4 @@ def test_every_prefix_is_balanced(given_labels: list[int]) -> None:
     for n in range(1, len(labels) + 1):
         taken = np.bincount(labels[order[:n]], minlength=len(sizes))
         # A class is behind the fullest by more than one only when it has no more images.
-        assert all(
-            count >= taken.max() - 1 or count == size for count, size in zip(taken, sizes, strict=True)
-        )
+        assert all(count >= taken.max() - 1 or count == size for count, size in zip(taken, sizes, strict=True))

@@ -28,9 +28,7 @@ def load(name: str, split: str, root: Path) -> FileData:
 
 
 def test_folder_sorts_classes_and_files(tmp_path: Path) -> None:
-    tree(
-        tmp_path, "train/dog/b.png", "train/dog/a.JPG", "train/cat/z.bmp", "test/cat/1.png", "test/dog/2.png"
-    )
+    tree(tmp_path, "train/dog/b.png", "train/dog/a.JPG", "train/cat/z.bmp", "test/cat/1.png", "test/dog/2.png")
     (tmp_path / "train/dog/notes.txt").write_text("not an image")
     (tmp_path / "train/.hidden").mkdir()
     (tmp_path / "train/dog/.hidden.png").write_bytes(b"")
@@ -51,9 +49,7 @@ def test_test_needs_no_train(tmp_path: Path) -> None:
     assert load("folder", "test", tree(tmp_path, "test/a/1.png", "test/b/1.png")).classes == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    "width, height, size", [(32, 32, 32), (48, 64, 48), (500, 400, 224), (224, 1000, 224)]
-)
+@pytest.mark.parametrize("width, height, size", [(32, 32, 32), (48, 64, 48), (500, 400, 224), (224, 1000, 224)])
 def test_size_follows_the_first_training_image(tmp_path: Path, width: int, height: int, size: int) -> None:
     put(tmp_path / "train/a/1.png", width, height)
     put(tmp_path / "test/a/1.png", 10, 10)
@@ -160,6 +156,4 @@ def test_broken_label_tables(tmp_path: Path) -> None:
 
 def test_imagenet_val_that_is_empty(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
-    assert f"{tmp_path / 'val'} is empty; expected train/<wnid>/*.JPEG" in message(
-        "imagenet", "test", tmp_path
-    )
+    assert f"{tmp_path / 'val'} is empty; expected train/<wnid>/*.JPEG" in message("imagenet", "test", tmp_path)

@@ -18,9 +18,7 @@ def idx(array: np.ndarray) -> bytes:
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def write(
-    folder: Path, zipped: bool = False, images: bytes = idx(IMAGES), labels: bytes = idx(LABELS)
-) -> None:
+def write(folder: Path, zipped: bool = False, images: bytes = idx(IMAGES), labels: bytes = idx(LABELS)) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stem in ("train", "t10k"):
         for name, content in ((f"{stem}-images-idx3-ubyte", images), (f"{stem}-labels-idx1-ubyte", labels)):

@@ -34,14 +34,8 @@ GOLDEN_LABELS = [3, 1, 8, 2, 8, 4, 9, 9]
 GOLDEN_IMAGES = "455c0bbf1d772530"  # start of the SHA-256
 
 
-def run(
-    data: ArrayData | FileData = DATA, batch_size: int = 12, **options: Any
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    return list(
-        batches(
-            data, batch_size, **({"train": True, "augment": "crop-flip", "seed": 3, "epoch": 2} | options)
-        )
-    )
+def run(data: ArrayData | FileData = DATA, batch_size: int = 12, **options: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    return list(batches(data, batch_size, **({"train": True, "augment": "crop-flip", "seed": 3, "epoch": 2} | options)))
 
 
 def same(one: list[tuple[np.ndarray, np.ndarray]], other: list[tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -123,9 +117,7 @@ def test_prefetch_changes_nothing(prefetch: int) -> None:
 
 def test_golden_batch_of_digits_never_changes() -> None:
     """Training on the embedded set is repeatable across releases: pixels, order and crops."""
-    images, labels = next(
-        batches(load_data("digits", "train"), 32, augment="crop", train=True, seed=1, epoch=1)
-    )
+    images, labels = next(batches(load_data("digits", "train"), 32, augment="crop", train=True, seed=1, epoch=1))
     assert labels[:8].tolist() == GOLDEN_LABELS
     assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == GOLDEN_IMAGES
 

@@ -108,9 +108,7 @@ def test_file_data_decodes_every_mode_to_a_square_of_rgb(tmp_path: Path) -> None
     out = data.read([3, 0, 1, 2])
     assert out.shape == (4, 10, 10, 3) and out.dtype == np.uint8
     assert (len(data), data.num_classes, data.shape) == (4, 1, (10, 10, 3))
-    with Image.open(
-        tmp_path / "rgb.png"
-    ) as image:  # 30 x 20: short side to 10 gives 15 x 10, middle from column 2
+    with Image.open(tmp_path / "rgb.png") as image:  # 30 x 20: short side to 10 gives 15 x 10, middle from column 2
         expected = np.asarray(image.resize((15, 10), Image.Resampling.BILINEAR))[:, 2:12]
     assert np.array_equal(out[1], expected)
     assert np.array_equal(out[1], out[3])  # transparency dropped
@@ -149,9 +147,7 @@ def test_file_data_refuses(tmp_path: Path) -> None:
         FileData(tmp_path, ["a.png"], [3], ("thing",))
 
 
-def test_without_pillow_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pillow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = files(tmp_path, write_images(tmp_path))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtra, match="pip install pillow"):

@@ -47,9 +47,7 @@ def test_test_split(tmp_path: Path) -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"has no test_32x32\.mat; expected train_32x32\.mat, extra_32x32\.mat"
-    ):
+    with pytest.raises(DataError, match=r"has no test_32x32\.mat; expected train_32x32\.mat, extra_32x32\.mat"):
         load_data("svhn", "test", tmp_path)
     with pytest.raises(DataError, match=r"has no train_32x32\.mat"):
         load_data("svhn", "train", tmp_path)
@@ -85,9 +83,7 @@ def test_truncated_files(tmp_path: Path, share: float) -> None:
         load_data("svhn", "test", tmp_path)
 
 
-def test_without_scipy_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scipy_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "test_32x32.mat", images(1, 3), [7])
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.io", None)

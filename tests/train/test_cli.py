@@ -46,7 +46,8 @@ def test_calibrate_then_evaluate(run_folder, tmp_path, capsys):
     assert main(["evaluate", str(run_folder), "--json", "--limit", "100"]) == 0
     before = json.loads(capsys.readouterr().out)
     full = tmp_path / "full.pt"
-    assert main(["calibrate", str(run_folder), "--widths", "3,5-7", "--batches", "2", "--out", str(full), "--json"]) == 0
+    arguments = ["--widths", "3,5-7", "--batches", "2", "--out", str(full), "--json"]
+    assert main(["calibrate", str(run_folder), *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["widths"] == [1, 2, 3, 4, 5, 6, 7, 8, 32]
     assert main(["evaluate", str(full), "--json", "--limit", "100"]) == 0
     after = json.loads(capsys.readouterr().out)
@@ -55,7 +56,8 @@ def test_calibrate_then_evaluate(run_folder, tmp_path, capsys):
 
 
 def test_evaluate_a_profile(run_folder, tmp_path, capsys):
-    (tmp_path / "p.json").write_text(json.dumps({"name": "mine", "bits": {"blocks.0.conv0": 1, "blocks.2.conv1": [8, 4]}}))
+    profile = {"name": "mine", "bits": {"blocks.0.conv0": 1, "blocks.2.conv1": [8, 4]}}
+    (tmp_path / "p.json").write_text(json.dumps(profile))
     full = str(tmp_path / "full.pt")
     arguments = ["--profile", str(tmp_path / "p.json"), "--json"]
     assert main(["calibrate", str(run_folder), "--widths", "3", "--batches", "2", "--out", full, *arguments]) == 0

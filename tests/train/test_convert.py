@@ -84,10 +84,7 @@ class Wave(nn.Module):
         self.first = nn.Conv1d(2, 8, 3, padding=1)
         self.stages = nn.ModuleList(
             nn.ModuleList(
-                [
-                    nn.ModuleDict({"conv": nn.Conv1d(8, 8, 3, padding=1), "norm": nn.GroupNorm(2, 8)})
-                    for _ in range(2)
-                ]
+                [nn.ModuleDict({"conv": nn.Conv1d(8, 8, 3, padding=1), "norm": nn.GroupNorm(2, 8)}) for _ in range(2)]
             )
             for _ in range(2)
         )
@@ -287,10 +284,7 @@ def test_signs_and_ranges_come_from_the_example():
     # More levels pay for a wider range. At 8 bit it is nearly that of the data: the candidates are 9 % apart.
     assert 0 < ranges[0] <= ranges[1] <= ranges[2] <= ranges[3] <= largest
     assert ranges[3] > 0.5 * largest
-    assert (
-        "unsigned" in model.conversion.converted["mid"]
-        and ", input signed" in model.conversion.converted["up"]
-    )
+    assert "unsigned" in model.conversion.converted["mid"] and ", input signed" in model.conversion.converted["up"]
 
 
 def test_a_layer_that_sees_both_signs_is_signed():
@@ -365,9 +359,7 @@ def test_keep_patterns():
     assert list(convert(net, example=x, keep=["stages.1", "first"]).conversion.converted) == [
         "stages.0.0.conv", "stages.0.1.conv", "last"
     ]  # fmt: skip
-    with pytest.raises(
-        UnknownLayer, match=r"keep='stage.0.conv' matches no layer of Wave; .*stages.0.0.conv"
-    ):
+    with pytest.raises(UnknownLayer, match=r"keep='stage.0.conv' matches no layer of Wave; .*stages.0.0.conv"):
         convert(net, example=x, keep=("first", "stage.0.conv"))
 
 
@@ -448,9 +440,7 @@ class Scaled(nn.Linear):
         (lambda: nn.LSTM(4, 4), "LSTM is not a kind of layer"),
     ],
 )
-@pytest.mark.filterwarnings(
-    "ignore:Initializing zero-element:UserWarning", "ignore:.*Lazy modules:UserWarning"
-)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element:UserWarning", "ignore:.*Lazy modules:UserWarning")
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 def test_left_alone_with_a_reason(layer, reason):
     net = _middle(layer())
@@ -531,9 +521,7 @@ def test_norms_with_a_forward_of_their_own_switch_between_copies():
 
 
 def test_norms_without_anything_to_switch_are_left_alone():
-    net = nn.Sequential(
-        nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4), nn.Linear(4, 4)
-    )
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4), nn.Linear(4, 4))
     report = convert(net, example=torch.randn(2, 4)).conversion
     assert report.kept["1"] == "has neither parameters nor statistics" and not report.norms
 

@@ -270,9 +270,7 @@ def test_what_is_common_to_all_widths_is_computed_once(name, images, monkeypatch
 
 
 def unshared(model: nn.Module) -> bool:
-    return all(
-        m.normalised is None and m.magnitude is None for m in model.modules() if isinstance(m, AnyLayer)
-    )
+    return all(m.normalised is None and m.magnitude is None for m in model.modules() if isinstance(m, AnyLayer))
 
 
 def test_an_error_inside_leaves_nothing_behind(images):
@@ -339,9 +337,7 @@ def test_frozen_weights_and_no_grad(images):
 # --- Other ways to run --------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch's own, tracing us
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing us
 def test_compiled(images):
     """One graph per width without a break; none anew at the second step, where the shared tensors are new."""
     torch._dynamo.reset()

@@ -73,11 +73,7 @@ def test_training_one_width_leaves_the_others_alone(kind):
     norm.key = "2"
     norm(batch(shape, 3)).square().mul(torch.arange(shape[-1])).sum().backward()
     optimiser.step()
-    changed = {
-        name.split(".")[1]
-        for name, value in norm.state_dict().items()
-        if not torch.equal(value, before[name])
-    }
+    changed = {name.split(".")[1] for name, value in norm.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"2"}
     assert all(p.grad is None for key in ("1", "8", "32") for p in norm.tables[key].parameters())
 
@@ -137,9 +133,7 @@ def test_profile_names_that_torch_keeps_for_itself(name):
 
 
 def model(widths: tuple[int, ...]) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 6), SwitchBatchNorm1d(6, widths), nn.Linear(6, 6), SwitchLayerNorm(6, widths)
-    )
+    return nn.Sequential(nn.Linear(4, 6), SwitchBatchNorm1d(6, widths), nn.Linear(6, 6), SwitchLayerNorm(6, widths))
 
 
 def test_a_checkpoint_with_more_tables_than_the_model():
@@ -230,9 +224,7 @@ def test_two_processes_see_one_batch(tmp_path):
     address = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", __file__]
     processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], env=os.environ | address, stderr=subprocess.PIPE
-        )
+        subprocess.Popen([*command, str(rank), str(tmp_path)], env=os.environ | address, stderr=subprocess.PIPE)
         for rank in range(2)
     ]
     try:

@@ -33,9 +33,7 @@ every_width = pytest.mark.parametrize("bits", WIDTHS)
 
 
 def weights(n: int = 4000, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return (
-        torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(0.1).to(dtype)
-    )
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(0.1).to(dtype)
 
 
 def fitted(name: str, w: Tensor, scale: str = "mean"):

@@ -346,9 +346,7 @@ def test_refused_with_one_line_and_nothing_changed(net, setting, error, words):
 
 
 def test_a_model_without_any_layers():
-    with pytest.raises(
-        AnyprecError, match=r"Linear has no any-precision layer; make it one with anyprec\.convert"
-    ):
+    with pytest.raises(AnyprecError, match=r"Linear has no any-precision layer; make it one with anyprec\.convert"):
         set_bits(nn.Linear(3, 2), 4)
 
 

@@ -101,9 +101,7 @@ def test_digits_of_8x8x1(skip):
         assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [(n, 224 if n in ("resnet18", "resnet50") else SMALL[n][1]) for n in ZOO]
-)
+@pytest.mark.parametrize(("name", "side"), [(n, 224 if n in ("resnet18", "resnet50") else SMALL[n][1]) for n in ZOO])
 def test_one_input_channel(name, side):
     if side == 224:
         side = 32  # any size will do for these
@@ -220,9 +218,7 @@ def test_mobilenet_has_groups_of_eight_and_no_depthwise():
 def test_cnn8_and_alexnet_name_the_size_they_need():
     with pytest.raises(DataError, match="CNN-8 reads 40x40 images, not 32x32"):
         build("cnn8", expand=1)(torch.zeros(1, 3, 32, 32))
-    with pytest.raises(
-        DataError, match="reads 32x32 images, not 40x40; resize them, or build it with size=40"
-    ):
+    with pytest.raises(DataError, match="reads 32x32 images, not 40x40; resize them, or build it with size=40"):
         build("alexnet", width=0.1, hidden=8)(torch.zeros(1, 3, 40, 40))
 
 

@@ -280,9 +280,7 @@ def test_files_and_dicts_with_and_without_wrapping(tmp_path, prefix, wrapped):
     state = {prefix + name: value for name, value in cifar_state().items()}
     # As the released code saves it.
     record = (
-        {"epoch": 3, "model": "resnet20q", "state_dict": state, "best_prec1": torch.tensor(91.0)}
-        if wrapped
-        else state
+        {"epoch": 3, "model": "resnet20q", "state_dict": state, "best_prec1": torch.tensor(91.0)} if wrapped else state
     )
     torch.save(record, tmp_path / "model_best.pth.tar")
     x = images(2, 16)

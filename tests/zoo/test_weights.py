@@ -156,16 +156,12 @@ def test_calibrated_ranges_survive_loading():
 def test_weights_of_another_network():
     model = build("resnet20-he")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(
-        CheckpointError, match=r"the float weights lack 'layer1.1.conv1.weight' .* resnet20-he needs"
-    ):
+    with pytest.raises(CheckpointError, match=r"the float weights lack 'layer1.1.conv1.weight' .* resnet20-he needs"):
         load_float(model, float_state())
     deeper = float_state(blocks=4)
     with pytest.raises(CheckpointError, match=r"have 'layer1.3.conv1.weight'"):
         load_float(model, deeper)
-    with pytest.raises(
-        CheckpointError, match=r"'linear.weight' has shape \(7, 64\), resnet20-he expects \(10, 64\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"'linear.weight' has shape \(7, 64\), resnet20-he expects \(10, 64\)"):
         load_float(model, float_state(blocks=3, classes=7))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

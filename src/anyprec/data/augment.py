@@ -134,9 +134,7 @@ def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws) -> Pixels:
 def mirror(images: Pixels, which: npt.NDArray[np.bool_]) -> Pixels:
     """Left to right, the images where `which` is true. Works in place: pass an array of your own."""
     n, height, width, channels = images.shape
-    pixels = images.view(f"V{channels}").reshape(
-        n, height, width
-    )  # moves whole pixels: 2.5 x faster than bytes
+    pixels = images.view(f"V{channels}").reshape(n, height, width)  # moves whole pixels: 2.5 x faster than bytes
     pixels[which] = pixels[which][:, :, ::-1]
     return pixels.view(np.uint8).reshape(images.shape)
 
@@ -145,9 +143,7 @@ def resize(images: Pixels, side: int) -> Pixels:
     """Bilinear, antialiased when shrinking, to side x side; square images come out exactly as from Pillow."""
     n, _, _, channels = images.shape
     out = np.empty((n, side, side, channels), np.uint8)
-    for first in range(
-        0, n, 16
-    ):  # the int32 sums of 16 images stay in the cache: twice as fast as all at once
+    for first in range(0, n, 16):  # the int32 sums of 16 images stay in the cache: twice as fast as all at once
         part = images[first : first + 16]
         # Width first, as Pillow does: each pass rounds to uint8. Turned, since whole rows mix faster.
         if part.shape[2] != side:

@@ -48,9 +48,7 @@ PYTHON_ARCHIVE = Remote(
 def read_cifar10(root: Path, split: str) -> ArrayData:
     files, missing = find(root, split)
     if missing:
-        raise DataError(
-            f"{root} has no CIFAR-10 {missing[0]}; expected {LAYOUT}; or download it with download=True"
-        )
+        raise DataError(f"{root} has no CIFAR-10 {missing[0]}; expected {LAYOUT}; or download it with download=True")
     images = np.empty((len(files) * RECORDS, 32, 32, 3), np.uint8)
     labels = np.empty(len(files) * RECORDS, np.int64)
 
@@ -71,9 +69,7 @@ def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     found, missing = [], []
     for name in names:
-        places = [
-            root / folder / (name + suffix) for suffix in (".bin", ".bin.xz") for folder in (".", BINARY)
-        ]
+        places = [root / folder / (name + suffix) for suffix in (".bin", ".bin.xz") for folder in (".", BINARY)]
         places += [root / folder / name for folder in (".", PYTHON)]
         here = next((place for place in places if place.is_file()), None)
         if here is None:

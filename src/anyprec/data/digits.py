@@ -32,9 +32,7 @@ def read_digits(root: Path | None, split: str) -> ArrayData:
         with open(FILE, "rb") as file, np.load(file, allow_pickle=False) as stored:
             images, labels, test = stored["images"], stored["labels"], stored["test"]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"the embedded digits in {FILE} cannot be read ({error}); reinstall anyprec"
-        ) from error
+        raise DataError(f"the embedded digits in {FILE} cannot be read ({error}); reinstall anyprec") from error
     held_out = np.zeros(len(labels), dtype=bool)
     held_out[test] = True
     mine = held_out if split == "test" else ~held_out

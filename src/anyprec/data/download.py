@@ -69,9 +69,7 @@ def fetch(url: str, path: str | Path, *, checksum: str | None = None, size: int 
         raise DataError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from error
     _download(url, part, size)
     try:
-        _verify(
-            part, checksum, size, f"the download of {url} was deleted; try again, or get the file by hand"
-        )
+        _verify(part, checksum, size, f"the download of {url} was deleted; try again, or get the file by hand")
     except DataError:
         part.unlink(missing_ok=True)  # going on from wrong bytes could never end well
         raise
@@ -111,9 +109,7 @@ def _transfer(url: str, part: Path, size: int | None) -> None:
                 part.unlink()
                 raise _Retry("the server sent another part than was asked for")
             length = response.headers.get("Content-Length")
-            expected = (
-                None if length is None or not length.isdigit() else int(length) + (have if resumed else 0)
-            )
+            expected = None if length is None or not length.isdigit() else int(length) + (have if resumed else 0)
             _copy(response, part, have if resumed else 0, expected or size)
     except urllib.error.HTTPError as error:
         error.close()
@@ -147,9 +143,7 @@ def _copy(response: http.client.HTTPResponse, part: Path, have: int, expected: i
             try:
                 file.write(block)
             except OSError as error:
-                raise DataError(
-                    f"cannot write {part}: {error.strerror}; make room or choose another folder"
-                ) from error
+                raise DataError(f"cannot write {part}: {error.strerror}; make room or choose another folder") from error
             have += len(block)
             bar.update(len(block))
     if expected is not None and have < expected:
@@ -184,9 +178,7 @@ def _verify(path: Path, checksum: str | None, size: int | None, advice: str) -> 
             hasher.update(block)
     kind, _, expected = checksum.partition(":")
     if hasher.hexdigest() != expected.lower():
-        raise ChecksumError(
-            f"{path} ({given} bytes) has {kind} {hasher.hexdigest()}, expected {expected}; {advice}"
-        )
+        raise ChecksumError(f"{path} ({given} bytes) has {kind} {hasher.hexdigest()}, expected {expected}; {advice}")
 
 
 def unpack(archive: str | Path, folder: str | Path) -> None:
@@ -208,9 +200,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
                 )
                 source = tar.extractfile(member) if member.isfile() and plain and parts else None
                 if source is None:
-                    raise DataError(
-                        f"{archive} has the unsafe member {member.name!r}; it was not unpacked: delete it"
-                    )
+                    raise DataError(f"{archive} has the unsafe member {member.name!r}; it was not unpacked: delete it")
                 target = folder.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part = target.with_name(target.name + ".part")
@@ -218,9 +208,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
                     shutil.copyfileobj(source, file, 1 << 20)
                 os.replace(part, target)
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{archive} is no readable tar archive ({error}); delete it and download it again"
-        ) from error
+        raise DataError(f"{archive} is no readable tar archive ({error}); delete it and download it again") from error
     except OSError as error:
         raise DataError(f"cannot unpack {archive} into {folder}: {error.strerror or error}") from error
 

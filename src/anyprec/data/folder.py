@@ -64,17 +64,13 @@ def list_classes(folder: Path) -> Listing:
     if not classes:
         loose = sum(_is_image(name) for name in os.listdir(folder))
         what = f"has {loose} images but no class folders" if loose else "is empty"
-        raise DataError(
-            f"{folder} {what}; put the images of each class into a folder of its own: {folder}/<class>/"
-        )
+        raise DataError(f"{folder} {what}; put the images of each class into a folder of its own: {folder}/<class>/")
     listing: Listing = []
     for name in classes:
         with os.scandir(folder / name) as entries:
             images = sorted(entry.name for entry in entries if _is_image(entry.name) and entry.is_file())
         if not images:
-            raise DataError(
-                f"{folder / name} has no images ({' '.join(SUFFIXES)}); add some or remove the folder"
-            )
+            raise DataError(f"{folder / name} has no images ({' '.join(SUFFIXES)}); add some or remove the folder")
         listing += [(name, f"{name}/{image}") for image in images]
     return listing
 
@@ -107,9 +103,7 @@ def _read_csv(table: Path) -> dict[str, str]:
         for row in csv.DictReader(file):
             image, boxes = row.get("ImageId"), row.get("PredictionString")
             if not image or not boxes:
-                raise DataError(
-                    f"{table} must have the columns ImageId and PredictionString, filled; got {row}"
-                )
+                raise DataError(f"{table} must have the columns ImageId and PredictionString, filled; got {row}")
             wnid[image] = boxes.split()[0]
     return wnid
 
@@ -119,9 +113,7 @@ def _read_lines(table: Path) -> dict[str, str]:
     for number, line in enumerate(table.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split()
         if len(fields) != 2 and fields:
-            raise DataError(
-                f"{table}, line {number}: {line!r} is not a file name and a wnid, such as n01751748"
-            )
+            raise DataError(f"{table}, line {number}: {line!r} is not a file name and a wnid, such as n01751748")
         if fields:
             wnid[Path(fields[0]).stem] = fields[1]
     return wnid

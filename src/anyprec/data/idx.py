@@ -52,9 +52,7 @@ def read_fashion(root: Path, split: str) -> ArrayData:
         raise DataError(f"{root} has no {missing[0]}; expected {LAYOUT}; or download it with download=True")
     images, labels = read_idx(files[0], axes=3), read_idx(files[1], axes=1)
     if len(images) != len(labels):
-        raise DataError(
-            f"{files[0]} has {len(images)} images but {files[1]} {len(labels)} labels; get both again"
-        )
+        raise DataError(f"{files[0]} has {len(images)} images but {files[1]} {len(labels)} labels; get both again")
     return ArrayData(images[..., None], labels.astype(np.int64), CLASSES, MEAN, STD, "fashion-mnist")
 
 
@@ -95,7 +93,5 @@ def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
     shape = struct.unpack(f">{axes}I", content[4:head])
     expected = head + math.prod(shape)
     if len(content) != expected:
-        raise DataError(
-            f"{path} holds {len(content)} bytes, expected {expected} for shape {shape}; get it again"
-        )
+        raise DataError(f"{path} holds {len(content)} bytes, expected {expected} for shape {shape}; get it again")
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy()

@@ -70,9 +70,7 @@ def batches(
     _check_count("rank", rank, 0, world - 1)
     _check_count("prefetch", prefetch, 0)
     if batch_size % world:
-        raise DataError(
-            f"batch_size={batch_size} cannot be shared by {world} processes; choose a multiple of {world}"
-        )
+        raise DataError(f"batch_size={batch_size} cannot be shared by {world} processes; choose a multiple of {world}")
 
     order = draws.shuffle(len(data), seed, epoch) if train else np.arange(len(data))
     normalise = normaliser(data.mean, data.std, how.shape(data.shape))
@@ -80,11 +78,7 @@ def batches(
     def prepare(step: int) -> Batch:
         first = step * batch_size
         rows = order[first : first + batch_size]
-        chance = (
-            draws.uniform(seed, epoch, first, len(rows), how.each)[rank::world]
-            if train and how.each
-            else None
-        )
+        chance = draws.uniform(seed, epoch, first, len(rows), how.each)[rank::world] if train and how.each else None
         rows = rows[rank::world]
         return normalise(_pixels(data, rows, how, chance)), data.labels[rows]
 

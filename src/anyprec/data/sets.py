@@ -41,9 +41,7 @@ class ArrayData:
         if images.dtype != np.uint8:
             broken = images.dtype.kind == "f" and not np.isfinite(images).all()
             what = f"{images.dtype} with NaN or infinity in it" if broken else str(images.dtype)
-            raise DataError(
-                f"{self.name}: images are {what}, must be uint8 0..255; repair and convert them first"
-            )
+            raise DataError(f"{self.name}: images are {what}, must be uint8 0..255; repair and convert them first")
         if images.ndim != 4 or 0 in images.shape:
             raise DataError(
                 f"{self.name}: images have shape {images.shape}, must be (N, H, W, C), none of them 0; "
@@ -53,9 +51,7 @@ class ArrayData:
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "labels", _check_labels(self.labels, len(images), self.classes, self.name))
         for field in ("mean", "std"):
-            object.__setattr__(
-                self, field, _check_channels(field, getattr(self, field), images.shape[3], self.name)
-            )
+            object.__setattr__(self, field, _check_channels(field, getattr(self, field), images.shape[3], self.name))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -174,9 +170,7 @@ def centre_square(image: Any, short: int, side: int) -> npt.NDArray[np.uint8]:
     width, height = image.size
     if min(width, height) != short:
         width, height = (
-            (short, max(short, short * height // width))
-            if width <= height
-            else (short * width // height, short)
+            (short, max(short, short * height // width)) if width <= height else (short * width // height, short)
         )
         image = image.resize((width, height), _bilinear())
     left, top = round((width - side) / 2), round((height - side) / 2)
@@ -215,9 +209,7 @@ def _bilinear() -> Any:
     return Image.Resampling.BILINEAR
 
 
-def _check_labels(
-    labels: npt.NDArray[Any], count: int, classes: tuple[str, ...], name: str
-) -> npt.NDArray[np.int64]:
+def _check_labels(labels: npt.NDArray[Any], count: int, classes: tuple[str, ...], name: str) -> npt.NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.shape != (count,):
         raise DataError(f"{name}: labels have shape {labels.shape}, must be ({count},), one for each image")
@@ -225,18 +217,14 @@ def _check_labels(
         raise DataError(f"{name}: labels are {labels.dtype}, must be integers 0..{len(classes) - 1}")
     if labels.min() < 0 or labels.max() >= len(classes):
         worst = labels.min() if labels.min() < 0 else labels.max()
-        raise DataError(
-            f"{name}: label {worst} is out of range; the {len(classes)} classes are 0..{len(classes) - 1}"
-        )
+        raise DataError(f"{name}: label {worst} is out of range; the {len(classes)} classes are 0..{len(classes) - 1}")
     return np.ascontiguousarray(labels, dtype=np.int64)
 
 
 def _check_channels(field: str, values: Sequence[float], channels: int, name: str) -> tuple[float, ...]:
     values = tuple(float(v) for v in values)
     if len(values) != channels:
-        raise DataError(
-            f"{name}: {field} has {len(values)} values for {channels} channels; give one per channel"
-        )
+        raise DataError(f"{name}: {field} has {len(values)} values for {channels} channels; give one per channel")
     # Outside of these (x/255 - mean) / std could overflow float32, and 0 * infinity is NaN.
     low, high = (1e-6, 1e6) if field == "std" else (-1e6, 1e6)
     if not all(low <= value <= high for value in values):  # false for NaN
@@ -252,7 +240,5 @@ def _check_indices(indices: npt.ArrayLike, count: int, name: str) -> npt.NDArray
         return np.empty(0, np.int64)
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= count:
         what = f"{rows.min()}..{rows.max()}" if rows.dtype.kind in "iu" else str(rows.dtype)
-        raise DataError(
-            f"{name}: indices are {what} of shape {rows.shape}, must be a list of numbers 0..{count - 1}"
-        )
+        raise DataError(f"{name}: indices are {what} of shape {rows.shape}, must be a list of numbers 0..{count - 1}")
     return rows.astype(np.int64, copy=False)

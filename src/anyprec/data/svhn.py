@@ -98,9 +98,7 @@ def _read_mat(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray
     except Exception as error:  # as in _count
         raise DataError(f"{path} is damaged or truncated ({error}); get it again") from error
     if pixels.dtype != np.uint8 or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{path} has pixels of {pixels.dtype} and labels of {labels.dtype}, must be whole numbers"
-        )
+        raise DataError(f"{path} has pixels of {pixels.dtype} and labels of {labels.dtype}, must be whole numbers")
     if labels.min() < 1 or labels.max() > 10:
         raise DataError(f"{path} has labels {labels.min()}..{labels.max()}, must be 1..10; get it again")
     return pixels, labels.astype(np.int64)

@@ -106,9 +106,7 @@ class _Target:
 def _targets(model: nn.Module, widths: Iterable[int], profiles: Iterable[Profile]) -> list[_Target]:
     layers = any_layers(model)
     if not layers:
-        raise AnyprecError(
-            f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert"
-        )
+        raise AnyprecError(f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert")
     profiles = [profiles] if isinstance(profiles, Profile) else list(profiles)
     if not isinstance(widths, (int, str)):  # check_widths says what is wrong with those
         widths = tuple(widths)
@@ -283,9 +281,7 @@ def _add_tables(model: nn.Module, target: _Target) -> None:
         norm.add_table(target.key, like=str(nearest_width(bits, known)))
 
 
-def _estimate(
-    model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call], bar: Progress | None
-) -> None:
+def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call], bar: Progress | None) -> None:
     """Statistics of the targets' tables: the average over all batches of each batch's mean and variance.
 
     Those tables alone are in training mode. Each batch is normalised by its own statistics, so one pass is

@@ -12,7 +12,8 @@ from anyprec.errors import RecipeError
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.evaluate import accuracy_table, evaluate
 from anyprec.train.recipe import Recipe
-from anyprec.train.run import test_augment
+from anyprec.train.run import eval_augment
+from anyprec.train.switch import Setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     profiles = [Profile.load(p) for p in args.profile]
     widths = parse_widths(args.widths) if args.widths else ()
-    settings = [*widths, *profiles] or None
+    settings: list[Setting] | None = [*widths, *profiles] or None
     results = evaluate(
-        model, data, settings, augment=test_augment(recipe.augment), batch_size=args.batch_size, device=args.device,
+        model, data, settings, augment=eval_augment(recipe.augment), batch_size=args.batch_size, device=args.device,
         progress=not args.json,
     )  # fmt: skip
     print(json.dumps({str(k): v for k, v in results.items()}) if args.json else accuracy_table(results))

@@ -146,9 +146,7 @@ def _make_any(layer: nn.Module, widths: tuple[int, ...], quantizer: str, scale: 
     layer.__class__ = ANY_LAYERS[kind] if type(layer) is kind else _derived(kind, type(layer))
     assert isinstance(layer, AnyLayer)
     device = layer.weight.device
-    layer.init_any(
-        make_quantizer(quantizer, widths, scale).to(device), InputQuantizer(widths, clip).to(device)
-    )
+    layer.init_any(make_quantizer(quantizer, widths, scale).to(device), InputQuantizer(widths, clip).to(device))
     layer.quantizer.fit(layer.weight, widths)
 
 
@@ -190,9 +188,7 @@ def _group_depthwise(plan: Plan, size: int, report: Report) -> None:
         channels = layer.in_channels
         group = max(g for g in range(1, min(size, channels) + 1) if channels % g == 0)
         if group == 1:
-            report.notes.append(
-                f"{name}: stays depth-wise, as none of 2 to {size} divides {channels} channels"
-            )
+            report.notes.append(f"{name}: stays depth-wise, as none of 2 to {size} divides {channels} channels")
         elif len(plan.holders[layer.weight]) > 1:
             report.notes.append(f"{name}: stays depth-wise, as it shares its weight")
         else:
@@ -292,9 +288,7 @@ def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> N
     for name, norm in plan.norms.items():
         report.norms[name] = f"{type(norm).__name__}, {len(report.widths)} tables"
     if quantizer == "dorefa":
-        report.notes.append(
-            "dorefa: at 32 bits the weight is tanh(w) / max|tanh(w)| * mean|w|, by definition, not w"
-        )
+        report.notes.append("dorefa: at 32 bits the weight is tanh(w) / max|tanh(w)| * mean|w|, by definition, not w")
     elif 8 in report.widths:
         _note_far_off(layers, quantizer, report)
     if undecided:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anyprec.data import batches
+from anyprec.data import ArrayData, FileData, batches
 from anyprec.progress import Progress
 from anyprec.train.switch import Setting, bits, widths_of
 
@@ -22,7 +22,7 @@ def to_tensor(images: np.ndarray, device: str | torch.device = "cpu") -> torch.T
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data,
+    data: ArrayData | FileData,
     settings: Sequence[Setting] | None = None,
     *,
     augment: str = "none",

@@ -133,9 +133,7 @@ class SwitchBatchNorm2d(SwitchNorm):
 
 
 class SwitchLayerNorm(SwitchNorm):
-    def __init__(
-        self, normalized_shape: int | tuple[int, ...], widths: Iterable[int], **options: Any
-    ) -> None:
+    def __init__(self, normalized_shape: int | tuple[int, ...], widths: Iterable[int], **options: Any) -> None:
         super().__init__(widths, lambda: nn.LayerNorm(normalized_shape, **options))
 
 

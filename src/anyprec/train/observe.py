@@ -55,9 +55,7 @@ def _call_of(batch: Any, number: int) -> Call:
     if isinstance(inputs, (Tensor, np.ndarray)):
         return (inputs,), {}
     kind = type(batch).__name__
-    raise DataError(
-        f"batch {number} is a {kind}; give tensors, arrays, (images, labels) or dicts of arguments"
-    )
+    raise DataError(f"batch {number} is a {kind}; give tensors, arrays, (images, labels) or dicts of arguments")
 
 
 def move(item: Any, model: nn.Module, what: str, device: str | torch.device | None = None) -> Any:

@@ -23,7 +23,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     """Weights, and apart from them learned scales and ranges: no weight decay there, and a rate of their own."""
-    scales, weights = [], []
+    scales: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             learned = any(part in name.split(".") for part in ("scales", "ranges")) or name.endswith("quantizer.range")

@@ -124,9 +124,7 @@ class WeightQuantizer(nn.Module):
             return self.magnitude(w) if magnitude is None else magnitude
         if str(bits) not in self.scales:
             known = ", ".join(self.scales)
-            raise UncalibratedBits(
-                f"bits={bits} has no learned scale here (only {known}); calibrate it first"
-            )
+            raise UncalibratedBits(f"bits={bits} has no learned scale here (only {known}); calibrate it first")
         return self.scales[str(bits)]
 
     def weight(self, x: Tensor, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
@@ -154,9 +152,7 @@ class WeightQuantizer(nn.Module):
         """Give a width that was not trained the learned scale of its nearest trained neighbour."""
         if self.learned and bits != FLOAT and str(bits) not in self.scales:
             if not self.scales:
-                raise UncalibratedBits(
-                    f"bits={bits}: no width has a learned scale to start from; train one first"
-                )
+                raise UncalibratedBits(f"bits={bits}: no width has a learned scale to start from; train one first")
             near = nearest_width(bits, map(int, self.scales))
             self._set_scale(bits, self.scales[str(near)].detach().clone())
 
@@ -291,9 +287,7 @@ class ActQuantizer(nn.Module):
             raise AnyprecError(f"clip={clip!r} is not known; choose 'fixed', 'calibrated' or 'learned'")
         self.signed, self.clip, self.rectify = signed, clip, rectify
         # A range of zero stands for "not calibrated yet".
-        self.ranges = (
-            nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
-        )
+        self.ranges = nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
         # Widths whose range was seen to be set: reading it at every call would stall a GPU and break a graph.
         self.calibrated: set[int] = set()
         self.observed: list[Tensor] | None = None  # a list while `calibrate` collects samples
@@ -342,9 +336,7 @@ class ActQuantizer(nn.Module):
             if str(bits) in self.ranges:
                 self.ranges[str(bits)].copy_(value)
             else:
-                value = value.to(
-                    next(iter(self.ranges.values()), value)
-                )  # dtype and device of the other widths'
+                value = value.to(next(iter(self.ranges.values()), value))  # dtype and device of the other widths'
                 self.ranges[str(bits)] = nn.Parameter(value, requires_grad=self.clip == "learned")
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
@@ -357,16 +349,12 @@ class ActQuantizer(nn.Module):
         return f"signed={self.signed}, clip={self.clip!r}, rectify={self.rectify}"
 
 
-def add_missing_entries(
-    table: nn.ParameterDict, state_dict: dict[str, Tensor], prefix: str, learned: bool
-) -> None:
+def add_missing_entries(table: nn.ParameterDict, state_dict: dict[str, Tensor], prefix: str, learned: bool) -> None:
     """A checkpoint may hold widths calibrated after the model was built: make room before loading."""
     for name, value in state_dict.items():
         key = name.removeprefix(prefix)
         if name.startswith(prefix) and key not in table:
-            like = next(
-                iter(table.values()), value
-            )  # the model's dtype and device, not those of the checkpoint
+            like = next(iter(table.values()), value)  # the model's dtype and device, not those of the checkpoint
             table[key] = nn.Parameter(torch.zeros_like(like), requires_grad=learned)
 
 
@@ -377,9 +365,7 @@ def sample(y: Tensor, most: int = 16384) -> Tensor:
     """
     flat = y.detach().reshape(-1)
     if flat.numel() > most:
-        dice = torch.Generator().manual_seed(
-            flat.numel()
-        )  # its own: training's random numbers stay as they are
+        dice = torch.Generator().manual_seed(flat.numel())  # its own: training's random numbers stay as they are
         flat = flat[torch.randint(flat.numel(), (most,), generator=dice).to(flat.device)]
     return flat.float().clone()
 

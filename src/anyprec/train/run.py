@@ -96,7 +96,7 @@ class Run:
         torch.manual_seed(recipe.seed)
         self.model = (model if model is not None else self._build()).to(processes.device)
         if recipe.channels_last:
-            self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
         self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
@@ -108,7 +108,7 @@ class Run:
         if recipe.compile and hasattr(self.model, "body"):
             # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-            self.model.body = torch.compile(self.model.body, dynamic=False)
+            self.model.body = torch.compile(self.model.body, dynamic=False)  # type: ignore[assignment, arg-type]
 
     # --- The loop ----------------------------------------------------------------------------------------------------
 
@@ -197,8 +197,8 @@ class Run:
             last = self.out / "last.pt"
             kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint had been written yet"
             raise Diverged(
-                f"the loss at {bad[0]} bit is {losses[bad[0]]} in epoch {self.epoch + 1}, step {self.step + 1}; {kept}; "
-                f"lower lr (now {self.recipe.lr:g}), add warmup_epochs, or check the data for NaN"
+                f"the loss at {bad[0]} bit is {losses[bad[0]]} in epoch {self.epoch + 1}, step {self.step + 1}; "
+                f"{kept}; lower lr (now {self.recipe.lr:g}), add warmup_epochs, or check the data for NaN"
             )
 
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Run:
     def _evaluate(self) -> dict[int | str, dict[str, float]]:
         """Every process evaluates the whole test set: it is small beside training, and needs no exchange."""
         return evaluate(
-            self.model, self.test_data, list(self.recipe.widths), augment=test_augment(self.recipe.augment),
+            self.model, self.test_data, list(self.recipe.widths), augment=eval_augment(self.recipe.augment),
             batch_size=self.recipe.eval_batch_size, device=self.processes.device, progress=self.progress,
         )  # fmt: skip
 
@@ -307,7 +307,7 @@ class Run:
                     )
         elif last.exists() or (self.out / "model.pt").exists():
             raise RecipeError(
-                f"{self.out} holds a run already; add --resume to go on, --overwrite to begin anew, or use another --out"
+                f"{self.out} holds a run already; add --resume to go on, --overwrite to begin anew, or change --out"
             )
         if self.processes.first:
             try:
@@ -329,6 +329,6 @@ class Run:
         set_bits(self.model, max(self.recipe.widths))
 
 
-def test_augment(augment: str) -> str:
+def eval_augment(augment: str) -> str:
     """What the test set needs of the training augmentation: sizes, but no randomness."""
     return augment if augment in ("imagenet", "svhn") else "none"

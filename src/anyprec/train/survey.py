@@ -42,9 +42,7 @@ class Trace:
             for part in whole.modules()
             if part is not whole
         }
-        self.watched = [
-            m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within
-        ]
+        self.watched = [m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within]
         self.lazy = {m for m in self.watched if isinstance(m, LazyModuleMixin)}  # the run ends that
         self.order: list[nn.Module] = []  # a module called twice is in it twice
         self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
@@ -172,9 +170,7 @@ def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
     if type(module).__module__.startswith(TORCH_QUANTISED):
         return f"{name} is a quantised module already"
     for method in ("forward", "_conv_forward", "_output_padding"):
-        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(
-            kind, method, None
-        ):
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
             return f"{name} has a {method} of its own"
     if not weight.is_floating_point():
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}, not real floating point"

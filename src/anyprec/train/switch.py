@@ -47,9 +47,7 @@ def set_bits(model: nn.Module, bits: Setting) -> None:
     """Set the bits of a whole model (an int), of some layers (a dict), or a Profile."""
     layers = any_layers(model)
     if not layers:
-        raise AnyprecError(
-            f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert"
-        )
+        raise AnyprecError(f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert")
     if isinstance(bits, Profile):
         _set_profile(model, layers, bits)
     elif isinstance(bits, Mapping):

@@ -35,9 +35,7 @@ class AlexNet(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(size, int) or size < 8 or size % 8:
-            raise AnyprecError(
-                f"size={size!r} is not an image side for this AlexNet; give a multiple of 8, such as 32"
-            )
+            raise AnyprecError(f"size={size!r} is not an image side for this AlexNet; give a multiple of 8, such as 32")
         if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
             raise AnyprecError(f"hidden={hidden!r} is not a layer size; give a whole number of at least 1")
         c = [scaled(n, width) for n in (64, 192, 384, 256, 256)]

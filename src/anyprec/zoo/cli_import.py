@@ -25,9 +25,7 @@ from anyprec.zoo.weights import load_float, read_state_dict
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a file written by torch.save")
     parser.add_argument("--out", metavar="FILE.pt", type=Path, required=True, help="where the model goes")
-    parser.add_argument(
-        "--net", metavar="NAME", help="network of a file of float weights, where it cannot be told"
-    )
+    parser.add_argument("--net", metavar="NAME", help="network of a file of float weights, where it cannot be told")
     parser.add_argument(
         "--widths",
         metavar="LIST",
@@ -43,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
     reference = find_layout(state) is not None
     if reference:
         if args.widths or args.net:
-            raise AnyprecError(
-                "--net and --widths are for float weights; a reference checkpoint brings its own"
-            )
+            raise AnyprecError("--net and --widths are for float weights; a reference checkpoint brings its own")
         model = from_reference(state)
     else:
         widths = parse_widths(args.widths) if args.widths else DEFAULT_WIDTHS
@@ -61,9 +57,7 @@ def from_float(state: Mapping[str, Tensor], net: str | None, widths: tuple[int, 
     kernels = [value.shape[1] for value in state.values() if value.dim() == 4]
     classes = [value.shape[0] for value in state.values() if value.dim() == 2]
     if not kernels or not classes:
-        raise CheckpointError(
-            "the file has no convolution or no linear layer; expected the weights of a zoo network"
-        )
+        raise CheckpointError("the file has no convolution or no linear layer; expected the weights of a zoo network")
     model = build(name, widths=widths, in_channels=kernels[0], num_classes=classes[-1], **options)
     load_float(model, state)
     return model.eval()
@@ -78,9 +72,7 @@ def infer_net(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
             "the reference code, or float weights of a textbook CIFAR ResNet (conv1, layer1.0.conv1, ..., "
             "linear); name another network of the zoo with --net"
         )
-    depth = 2 + 6 * len(
-        indices({name: tuple(value.shape) for name, value in state.items()}, r"layer3\.(\d+)\.")
-    )
+    depth = 2 + 6 * len(indices({name: tuple(value.shape) for name, value in state.items()}, r"layer3\.(\d+)\."))
     name = f"resnet{depth}-he"
     return (name, {}) if name in ZOO else ("resnet-he", {"depth": depth})
 

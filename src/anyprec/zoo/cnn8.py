@@ -49,9 +49,7 @@ class Cnn8(nn.Module):
 
     def stem(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != (40, 40):
-            raise DataError(
-                f"CNN-8 reads 40x40 images, not {x.shape[-2]}x{x.shape[-1]}; resize them (SVHN: 32 -> 40)"
-            )
+            raise DataError(f"CNN-8 reads 40x40 images, not {x.shape[-2]}x{x.shape[-1]}; resize them (SVHN: 32 -> 40)")
         return self.pool(self.conv0(x))
 
     def body(self, z: Tensor) -> Tensor:
@@ -69,7 +67,5 @@ class Cnn8(nn.Module):
 
 def check_dropout(dropout: float) -> float:
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise AnyprecError(
-            f"dropout={dropout!r} is not a probability; give a number from 0 up to, not including, 1"
-        )
+        raise AnyprecError(f"dropout={dropout!r} is not a probability; give a number from 0 up to, not including, 1")
     return dropout

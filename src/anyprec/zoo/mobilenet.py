@@ -74,9 +74,7 @@ class MobileNetV2(nn.Module):
         for expansion, channels, count, stride in STAGES:
             for i in range(count):
                 after = of_eight(channels, width)
-                self.blocks.append(
-                    InvertedBlock(parts, before, after, expansion, stride if i == 0 else 1, group_size)
-                )
+                self.blocks.append(InvertedBlock(parts, before, after, expansion, stride if i == 0 else 1, group_size))
                 before = after
         last = max(1280, of_eight(1280, width))  # the original never narrows the last layer
         self.norm0 = parts.norm(before)

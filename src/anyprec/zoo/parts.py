@@ -29,9 +29,7 @@ class Parts:
     ) -> AnyConv2d:
         """Reads an input that a shared activation has quantised already, unless it is given its own `act`."""
         quantizer = make_quantizer(self.quantizer, self.widths, self.scale)
-        return AnyConv2d(
-            channels_in, channels_out, kernel, bias=False, quantizer=quantizer, act=act, **options
-        )
+        return AnyConv2d(channels_in, channels_out, kernel, bias=False, quantizer=quantizer, act=act, **options)
 
     def linear(self, features_in: int, features_out: int) -> AnyLinear:
         quantizer = make_quantizer(self.quantizer, self.widths, self.scale)

@@ -49,9 +49,7 @@ def from_reference(source: Source) -> nn.Module:
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     first = layout.marks[0]
     if len(shapes.get("fc.weight", ())) != 2 or len(shapes[first]) != 4:
-        raise CheckpointError(
-            f"this {layout.about} has no usable 'fc.weight' or {first!r}; the file is incomplete"
-        )
+        raise CheckpointError(f"this {layout.about} has no usable 'fc.weight' or {first!r}; the file is incomplete")
     name, options, renames = layout.network(shapes)
     model = build(
         name,
@@ -61,9 +59,7 @@ def from_reference(source: Source) -> nn.Module:
         quantizer="dorefa",
         **options,
     )
-    load_exact(
-        model, {rename(key, renames): value for key, value in state.items()}, "the checkpoint's tensors"
-    )
+    load_exact(model, {rename(key, renames): value for key, value in state.items()}, "the checkpoint's tensors")
     return model.eval()
 
 
@@ -130,9 +126,7 @@ def _cifar(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
 def _cnn8(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
     channels = shapes["layers.0.weight"][0]
     if channels % 6:
-        raise CheckpointError(
-            f"this CNN-8 has {channels} channels in its first layer; expected a multiple of 6"
-        )
+        raise CheckpointError(f"this CNN-8 has {channels} channels in its first layer; expected a multiple of 6")
     # Convolutions by their place in the authors' nn.Sequential; norms come right after all but the first and
     # last.
     places = (0, 3, 6, 10, 13, 16, 20)
@@ -160,7 +154,5 @@ def _bottleneck(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
 LAYOUTS = (
     Layout("CIFAR ResNet", ("conv0.weight", "layers.0.conv0.weight", "layers.0.conv1.weight"), _cifar),
     Layout("CNN-8", ("layers.0.weight", "layers.3.weight", "layers.20.weight"), _cnn8),
-    Layout(
-        "ImageNet ResNet", ("conv1.weight", "layer1.0.conv2.weight", "layer4.0.conv2.weight"), _bottleneck
-    ),
+    Layout("ImageNet ResNet", ("conv1.weight", "layer1.0.conv2.weight", "layer4.0.conv2.weight"), _bottleneck),
 )

@@ -31,9 +31,7 @@ def check_blocks(blocks: Sequence[int], stages: int) -> tuple[int, ...]:
         or len(blocks) != stages
         or not all(isinstance(n, int) and 0 < n <= 200 for n in blocks)
     ):
-        raise AnyprecError(
-            f"blocks={blocks!r} is not a list of {stages} block counts, one a stage, each at least 1"
-        )
+        raise AnyprecError(f"blocks={blocks!r} is not a list of {stages} block counts, one a stage, each at least 1")
     return tuple(blocks)
 
 
@@ -68,9 +66,7 @@ class BasicBlock(Block):
 
     expansion = 1
 
-    def __init__(
-        self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool
-    ) -> None:
+    def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool) -> None:
         super().__init__()
         self.norm0 = parts.norm(channels_in)
         self.act0 = parts.act()
@@ -91,9 +87,7 @@ class Bottleneck(Block):
 
     expansion = 4
 
-    def __init__(
-        self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool
-    ) -> None:
+    def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool) -> None:
         super().__init__()
         self.norm0 = parts.norm(channels_in)
         self.act0 = parts.act()

@@ -36,9 +36,7 @@ class HeBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        if (
-            self.extra
-        ):  # every second pixel; half of the new channels, all zero, before the old ones and half after
+        if self.extra:  # every second pixel; half of the new channels, all zero, before the old ones and half after
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
         return torch.relu(y + x)
 
@@ -51,9 +49,7 @@ class HeResNet(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 8 or depth % 6 != 2:
-            raise AnyprecError(
-                f"depth={depth!r} is not a CIFAR ResNet's; give 6n + 2, such as 20, 32, 44, 56 or 110"
-            )
+            raise AnyprecError(f"depth={depth!r} is not a CIFAR ResNet's; give 6n + 2, such as 20, 32, 44, 56 or 110")
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.bn1 = parts.norm(16)
@@ -66,9 +62,7 @@ class HeResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     @staticmethod
-    def stage(
-        parts: Parts, channels_in: int, channels: int, stride: int, blocks: int, clip: str
-    ) -> nn.Sequential:
+    def stage(parts: Parts, channels_in: int, channels: int, stride: int, blocks: int, clip: str) -> nn.Sequential:
         first = HeBlock(parts, channels_in, channels, stride, clip)
         return nn.Sequential(first, *(HeBlock(parts, channels, channels, 1, clip) for _ in range(blocks - 1)))
 

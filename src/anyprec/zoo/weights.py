@@ -33,9 +33,7 @@ def read_state_dict(source: Source) -> dict[str, Tensor]:
     if isinstance(record, Mapping) and isinstance(record.get("state_dict"), Mapping):
         record = record["state_dict"]
     if not isinstance(record, Mapping):
-        raise CheckpointError(
-            f"{where} holds a {type(record).__name__}; expected a state dict of names and tensors"
-        )
+        raise CheckpointError(f"{where} holds a {type(record).__name__}; expected a state dict of names and tensors")
     if not record:
         raise CheckpointError(f"{where} is empty; expected a state dict of names and tensors")
     for name, value in record.items():
@@ -101,9 +99,7 @@ def load_exact(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None
     state = {**{n: v for n, v in own.items() if n.endswith("num_batches_tracked")}, **state}
     network = getattr(model, "zoo_name", type(model).__name__)
     if missing := [name for name in own if name not in state]:
-        raise CheckpointError(
-            f"{what} lack {missing[0]!r} ({len(missing)} names in all), which {network} needs"
-        )
+        raise CheckpointError(f"{what} lack {missing[0]!r} ({len(missing)} names in all), which {network} needs")
     if unknown := [name for name in state if name not in own]:
         raise CheckpointError(
             f"{what} have {unknown[0]!r} ({len(unknown)} names in all), which {network} has no use for"
