@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import random
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from anyprec.data import download
 from anyprec.data.download import Remote, fetch, locked, unpack
 from anyprec.errors import ChecksumError, DataError
 
-CONTENT = os.urandom(300_000)
+CONTENT = random.Random(0).randbytes(300_000)  # the same in every test process
 MD5 = "md5:" + hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
 
@@ -300,7 +301,7 @@ def test_unpack_makes_files_only(tmp_path: Path, kind: bytes) -> None:
 
 
 def test_unpack_of_no_archive(tmp_path: Path) -> None:
-    whole = make_tar(tmp_path / "a.tar.gz", ("data/one", os.urandom(50_000))).read_bytes()
+    whole = make_tar(tmp_path / "a.tar.gz", ("data/one", np.random.default_rng(0).bytes(50_000))).read_bytes()
     for content in (b"", b"no archive", whole[:25_000]):
         (tmp_path / "b.tar.gz").write_bytes(content)
         with pytest.raises(DataError, match="is no readable tar archive"):

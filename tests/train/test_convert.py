@@ -520,6 +520,14 @@ def test_norms_with_a_forward_of_their_own_switch_between_copies():
     assert model[2].tables["3"].num_batches_tracked == 1 and not model[2].tables["3"].drop.training
 
 
+@pytest.mark.skipif(not hasattr(nn, "RMSNorm"), reason="torch before 2.4 has no RMSNorm")
+def test_rms_norms_switch_too():
+    net = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4), nn.Linear(4, 4), nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    model = convert(net, example=x)
+    assert list(model.conversion.norms) == ["1"] and torch.equal(model(x), net(x))
+
+
 def test_norms_without_anything_to_switch_are_left_alone():
     net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Linear(4, 4), nn.Linear(4, 4))
     report = convert(net, example=torch.randn(2, 4)).conversion

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anyprec.data.cache import unpacked
-from anyprec.data.download import Remote
+from anyprec.data.download import Remote, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError
 
@@ -67,16 +67,9 @@ def read_cifar10(root: Path, split: str) -> ArrayData:
 def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     """The files of a split in the order of their images, and the names of those that are missing."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-    found, missing = [], []
-    for name in names:
-        places = [root / folder / (name + suffix) for suffix in (".bin", ".bin.xz") for folder in (".", BINARY)]
-        places += [root / folder / name for folder in (".", PYTHON)]
-        here = next((place for place in places if place.is_file()), None)
-        if here is None:
-            missing.append(name)
-        else:
-            found.append(here)
-    return found, missing
+    binary = [(folder, suffix) for suffix in (".bin", ".bin.xz") for folder in (".", BINARY)]
+    places = [*binary, (".", ""), (PYTHON, "")]
+    return locate({name: [root / folder / (name + suffix) for folder, suffix in places] for name in names})
 
 
 def archives(root: Path, split: str) -> list[Remote]:

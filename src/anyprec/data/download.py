@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -40,6 +40,12 @@ class Remote:
     @property
     def name(self) -> str:
         return PurePosixPath(urllib.parse.urlsplit(self.url).path).name
+
+
+def locate(places: Mapping[str, Iterable[Path]]) -> tuple[list[Path], list[str]]:
+    """For each file the first of its places where it is: the files found, and the names of those missing."""
+    here = {name: next((place for place in of if place.is_file()), None) for name, of in places.items()}
+    return [place for place in here.values() if place], [name for name, place in here.items() if not place]
 
 
 class _Retry(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data.download import Remote
+from anyprec.data.download import Remote, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError
 
@@ -59,15 +59,8 @@ def read_fashion(root: Path, split: str) -> ArrayData:
 def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     """The images file and the labels file of a split, and the names of those that are missing."""
     stem = "train" if split == "train" else "t10k"
-    found, missing = [], []
-    for name in (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"):
-        places = [root / folder / (name + suffix) for folder in PLACES for suffix in ("", ".gz")]
-        here = next((place for place in places if place.is_file()), None)
-        if here is None:
-            missing.append(name)
-        else:
-            found.append(here)
-    return found, missing
+    names = (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte")
+    return locate({n: [root / folder / (n + end) for folder in PLACES for end in ("", ".gz")] for n in names})
 
 
 def archives(root: Path, split: str) -> list[Remote]:

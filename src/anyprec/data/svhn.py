@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data.download import Remote
+from anyprec.data.download import Remote, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError, MissingExtra
 
@@ -53,8 +53,7 @@ def read_svhn(root: Path, split: str) -> ArrayData:
 
 def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     names = ["train_32x32.mat", "extra_32x32.mat"] if split == "train" else ["test_32x32.mat"]
-    there = [root / name for name in names if (root / name).is_file()]
-    return there, [name for name in names if not (root / name).is_file()]
+    return locate({name: [root / name] for name in names})
 
 
 def archives(root: Path, split: str) -> list[Remote]:

@@ -147,7 +147,6 @@ def _make_any(layer: nn.Module, widths: tuple[int, ...], quantizer: str, scale: 
     assert isinstance(layer, AnyLayer)
     device = layer.weight.device
     layer.init_any(make_quantizer(quantizer, widths, scale).to(device), InputQuantizer(widths, clip).to(device))
-    layer.quantizer.fit(layer.weight, widths)
 
 
 _derivations: dict[type[nn.Module], type[nn.Module]] = {}

@@ -21,7 +21,8 @@ from anyprec.errors import NothingConverted, UnknownLayer
 from anyprec.train.layers import ANY_LAYERS
 from anyprec.train.observe import Call, move, run, undisturbed
 
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+RMS_NORM: tuple[type[nn.Module], ...] = (nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()  # from torch 2.4 on
+NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, *RMS_NORM)
 TORCH_QUANTISED = ("torch.ao.nn.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
 
 
