@@ -44,8 +44,9 @@ class Trace:
             if part is not whole
         }
         self.watched = [m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within]
-        self.lazy = {m for m in self.watched if isinstance(m, LazyModuleMixin)}  # the run ends that
+        self.lazy: set[nn.Module] = {m for m in self.watched if isinstance(m, LazyModuleMixin)}  # the run ends that
         self.order: list[nn.Module] = []  # a module called twice is in it twice
+        self.ran: set[nn.Module] = set()
         self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
         self.call: Call | None = None
         self.output: Any = None
@@ -64,6 +65,7 @@ class Trace:
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.order.append(module)
+        self.ran.add(module)
         allowed = {"output_size"} if isinstance(module, nn.ConvTranspose2d) else set()
         if not args or len(args) + len(kwargs) > 1 + len(allowed) or set(kwargs) - allowed:
             self.oddly.add(module)
@@ -77,7 +79,7 @@ class Trace:
             return "lazy: it had no shape yet; run the network once, then convert"
         if self.call is None:
             return None
-        if module not in self.order:
+        if module not in self.ran:
             return "never ran on the example"
         return "is called with more than its input, or by keyword" if module in self.oddly else None
 
