@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from anyprec.errors import RecipeError
 from anyprec.train import joint
 from anyprec.train.joint import choose_widths, joint_step, width_loss
+from anyprec.train.layers import AnyLinear
 from anyprec.train.switch import set_bits
 from anyprec.zoo import build
 
@@ -68,10 +69,25 @@ def test_stem_runs_once(step):
     assert model.conv0.weight.grad.abs().sum() > 0
 
 
+def test_stem_and_body_of_a_foreign_network_mean_nothing():
+    """Its own forward is what runs, whatever its parts are called."""
+
+    class Foreign(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.body = torch.nn.Flatten(), AnyLinear(12, 5)
+
+        def forward(self, x):
+            return self.body(2 * self.stem(x)) + 1
+
+    torch.manual_seed(0)
+    model, x, y = Foreign(), torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.long)
+    found = joint_step(model, x, y, (32,))[32][0]
+    torch.testing.assert_close(found, F.cross_entropy(model(x), y).detach())
+
+
 def test_model_without_stem():
     torch.manual_seed(0)
-    from anyprec.train.layers import AnyLinear
-
     model = torch.nn.Sequential(torch.nn.Flatten(), AnyLinear(12, 5))
     joint_step(model, torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.long), (1, 8))
     assert model[1].weight.grad.abs().sum() > 0

@@ -39,12 +39,19 @@ def width_loss(mode: str, logits: Tensor, labels: Tensor, teacher: Tensor | None
     return distilled
 
 
+def is_split(model: nn.Module) -> bool:
+    """Whether the model is body(stem(x)), with a stem that knows no width: so the zoo makes them. Other networks may
+    have parts of those names, too, that mean something else.
+    """
+    return hasattr(model, "zoo_name")
+
+
 @contextmanager
 def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
     """Yields (z, body): z is the stem's output, computed once; on leaving, the gradients all widths left in z go on
-    into the stem in one backward pass. A model without `stem` and `body` runs whole for every width.
+    into the stem in one backward pass. A network not of the zoo runs whole for every width.
     """
-    if not (hasattr(model, "stem") and hasattr(model, "body")):
+    if not is_split(model):
         yield images, model
         return
     whole = model.stem(images)  # type: ignore[operator]

@@ -28,7 +28,7 @@ from anyprec.progress import Progress
 from anyprec.train import checkpoint
 from anyprec.train.calibrate import calibrate
 from anyprec.train.evaluate import evaluate, to_tensor
-from anyprec.train.joint import choose_widths, joint_step
+from anyprec.train.joint import choose_widths, is_split, joint_step
 from anyprec.train.norms import sync_norms
 from anyprec.train.optimizers import OPTIMIZERS, learning_rate, parameter_groups
 from anyprec.train.processes import Processes, average_gradients
@@ -105,10 +105,8 @@ class Run:
         self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
         if saved is not None:
             self._restore(saved)
-        if recipe.compile and hasattr(self.model, "body"):
-            # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
-            torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-            self.model.body = torch.compile(self.model.body, dynamic=False)  # type: ignore[assignment, arg-type]
+        if recipe.compile:
+            self._compile()
 
     # --- The loop ----------------------------------------------------------------------------------------------------
 
@@ -217,6 +215,12 @@ class Run:
             else:
                 checkpoint.restore(model, record["state_dict"], recipe.init)
         return model
+
+    def _compile(self) -> None:
+        # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        part = "body" if is_split(self.model) else "forward"
+        setattr(self.model, part, torch.compile(getattr(self.model, part), dynamic=False))
 
     def _fit_ranges(self) -> None:
         """Networks whose activation ranges come from data get them from the first training batches."""

@@ -31,6 +31,10 @@ def kind_of(module: nn.Module) -> type[nn.Module] | None:
     return next((kind for kind in ANY_LAYERS if isinstance(module, kind)), None)
 
 
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin)
+
+
 class Trace:
     """One run of the network on the example: the modules called, in order, and the output."""
 
@@ -44,7 +48,7 @@ class Trace:
             if part is not whole
         }
         self.watched = [m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within]
-        self.lazy: set[nn.Module] = {m for m in self.watched if isinstance(m, LazyModuleMixin)}  # the run ends that
+        self.lazy = set(filter(_is_lazy, self.watched))  # the run ends that
         self.order: list[nn.Module] = []  # a module called twice is in it twice
         self.ran: set[nn.Module] = set()
         self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
