@@ -290,11 +290,8 @@ class ActQuantizer(nn.Module):
         self.ranges = nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
         # Widths whose range was seen to be set: reading it at every call would stall a GPU and break a graph.
         self.calibrated: set[int] = set()
-        self.observed: list[Tensor] | None = None  # a list while `calibrate` collects samples
 
     def forward(self, y: Tensor, bits: int) -> Tensor:
-        if self.observed is not None:
-            self.observed.append(sample(y))
         if bits == FLOAT:
             return torch.relu(y) if self.rectify and not self.signed else y
         levels = 2**bits - 1
