@@ -640,6 +640,23 @@ def test_samples_see_every_feature_and_leave_the_dice_alone():
     assert sample(small).data_ptr() != small.data_ptr()
 
 
+# --- Other ways to run --------------------------------------------------------------------------------------
+
+
+class Both(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.w = nn.Parameter(weights(64).float())
+        self.quantizer = make_quantizer(name, WIDTHS, "learned" if name == "lsq" else "mean")
+        self.quantizer.fit(self.w, WIDTHS)
+        self.act = ActQuantizer(WIDTHS, clip="calibrated")
+        self.act.fit(torch.rand(50), WIDTHS)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.act(y, 2) * self.quantizer.weight(self.quantizer.normalise(self.w), self.w, 2)
+
+
+@every_quantizer
 def test_exported_whole(name):
     model, y = Both(name), torch.rand(64)
     expected = model(y)
