@@ -23,13 +23,13 @@ RECIPE = HERE.parent / "recipes" / "cifar10-resnet8-cpu.toml"
 WIDTHS = (1, 2, 4, 8, 32)
 DEFAULT = "recursive"
 ROWS: dict[str, list[str]] = {
-    "recursive": ["loss=recursive"],
-    **{f"dedicated-{k}": [f"widths=[{k}]"] for k in WIDTHS},
     "recursive+label": ["loss=recursive+label"],
-    "dorefa": ["loss=recursive", "quantizer=dorefa"],
     "hard": ["loss=hard"],
+    **{f"dedicated-{k}": [f"widths=[{k}]"] for k in WIDTHS},
+    "recursive": ["loss=recursive"],
     "soft": ["loss=soft"],
-    "sandwich": ["loss=recursive", "sampling=sandwich"],
+    "dorefa": ["quantizer=dorefa", "scale=mean"],
+    "sandwich": ["sampling=sandwich"],
 }
 
 

@@ -57,12 +57,13 @@ def plain_activation(x: Tensor, bits: int) -> Tensor:
     return F.relu(x) if bits == 32 else Round.apply(torch.clamp(x, 0, 1), float(2**bits - 1))
 
 
-def plain_weight(w: Tensor, bits: int) -> Tensor:
+def plain_weight(layer: nn.Module, bits: int) -> Tensor:
+    w = layer.weight
     if bits == 32:
         return w
     t = torch.tanh(w)
     x = t / 2 / torch.max(torch.abs(t)) + 0.5
-    return (2 * Nest.apply(x, float(2**bits)) - 1) * torch.mean(torch.abs(w)).detach()
+    return (2 * Nest.apply(x, float(2**bits)) - 1) * layer.quantizer.scales[str(bits)]
 
 
 def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
@@ -71,9 +72,9 @@ def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
     for block in model.blocks:
         a = plain_activation(block.norm0.tables[str(bits)](out), bits)
         short = out if block.skip_conv is None else block.skip_norm(block.skip_conv(a))
-        h = F.conv2d(a, plain_weight(block.conv0.weight, bits), None, block.conv0.stride, 1)
+        h = F.conv2d(a, plain_weight(block.conv0, bits), None, block.conv0.stride, 1)
         h = plain_activation(block.norm1.tables[str(bits)](h), bits)
-        out = F.conv2d(h, plain_weight(block.conv1.weight, bits), None, 1, 1) + short
+        out = F.conv2d(h, plain_weight(block.conv1, bits), None, 1, 1) + short
     return model.fc(model.norm.tables[str(bits)](out).mean((2, 3)))
 
 

@@ -21,7 +21,7 @@ def float_file(path, depth):
 
 def reference_file(path, widths=(1, 4, 32)):
     """A ResNet-8 under the reference code's names."""
-    model = build("resnet8", widths=widths, width=0.5, quantizer="dorefa").eval()
+    model = build("resnet8", widths=widths, width=0.5, quantizer="dorefa", scale="mean").eval()
     renames = (("blocks.", "layers."), ("skip_norm.", "skip_bn."), ("norm", "bn"), (".tables.", ".bn_dict."))
     state = {}
     for name, value in model.state_dict().items():

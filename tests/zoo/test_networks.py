@@ -112,7 +112,7 @@ def test_one_input_channel(name, side):
 def parameters(name, **options):
     """(quantised weights, norm parameters of one width, everything else but activation ranges)."""
     with torch.device("meta"):  # nothing is drawn or stored
-        model = build(name, widths=WIDTHS, **options)
+        model = build(name, widths=WIDTHS, scale="mean", **options)
     quantised = sum(layer.weight.numel() for layer in any_layers(model).values())
     norms = sum(p.numel() for m in model.modules() if isinstance(m, SwitchNorm) for p in m.parameters())
     ranges = sum(p.numel() for n, p in model.named_parameters() if ".act.ranges." in n)

@@ -48,7 +48,7 @@ class Recipe:
     # Any-precision
     widths: tuple[int, ...] = DEFAULT_WIDTHS  # one width makes a dedicated model
     quantizer: str = "nested"
-    scale: str = "mean"
+    scale: str = "learned"
     loss: str = "recursive"
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
     sampling: str = "all"

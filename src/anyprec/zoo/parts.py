@@ -7,17 +7,35 @@ linear layers, switched norms and shared activations made with it. None has a bi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+from torch import nn
+
+from anyprec.bits import FLOAT
 from anyprec.train.layers import AnyActivation, AnyConv2d, AnyLinear
-from anyprec.train.norms import SwitchBatchNorm1d, SwitchBatchNorm2d
+from anyprec.train.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchNorm
 from anyprec.train.quantizers import ActQuantizer, make_quantizer
+
+# A norm's output has standard deviation gamma, and the activation behind it clips at 1. Started at 1, a third of the
+# positive half is cut off and learns nothing; at 0.5 the clip is two deviations out, and 8 bit starts close to float.
+# 1 bit keeps 1: its one border lies at 0.5.
+GAMMA_START = 0.5
+
+Norm = TypeVar("Norm", bound=SwitchNorm)
+
+
+def start_inside_the_clip(norm: Norm, clipped: bool) -> Norm:
+    for key, table in norm.tables.items():
+        if clipped and key not in ("1", str(FLOAT)):
+            nn.init.constant_(table.weight, GAMMA_START)  # type: ignore[arg-type]
+    return norm
 
 
 @dataclass(frozen=True)
 class Parts:
     widths: tuple[int, ...]
     quantizer: str = "nested"
-    scale: str = "mean"
+    scale: str = "learned"
 
     def conv(
         self,
@@ -35,11 +53,12 @@ class Parts:
         quantizer = make_quantizer(self.quantizer, self.widths, self.scale)
         return AnyLinear(features_in, features_out, bias=False, quantizer=quantizer)
 
-    def norm(self, channels: int) -> SwitchBatchNorm2d:
-        return SwitchBatchNorm2d(channels, self.widths)
+    def norm(self, channels: int, clipped: bool = True) -> SwitchBatchNorm2d:
+        """`clipped` says that the paper's activation follows, so that gamma starts to suit the clip."""
+        return start_inside_the_clip(SwitchBatchNorm2d(channels, self.widths), clipped)
 
     def norm1d(self, features: int) -> SwitchBatchNorm1d:
-        return SwitchBatchNorm1d(features, self.widths)
+        return start_inside_the_clip(SwitchBatchNorm1d(features, self.widths), True)
 
     def act(self, quantise: bool = True) -> AnyActivation:
         """The paper's activation: clip to [0, 1] and round; ReLU at 32 bits."""

@@ -57,6 +57,7 @@ def from_reference(source: Source) -> nn.Module:
         num_classes=shapes["fc.weight"][0],
         in_channels=shapes[first][1],
         quantizer="dorefa",
+        scale="mean",
         **options,
     )
     load_exact(model, {rename(key, renames): value for key, value in state.items()}, "the checkpoint's tensors")

@@ -78,7 +78,7 @@ def build(
     widths: Iterable[int] = DEFAULT_WIDTHS,
     num_classes: int = 10,
     quantizer: str = "nested",
-    scale: str = "mean",
+    scale: str = "learned",
     in_channels: int = 3,
     **options: Any,
 ) -> nn.Module:

@@ -53,7 +53,9 @@ class Block(nn.Module):
             self.skip_conv = parts.conv(*channels, 1, stride=stride)
         else:
             self.skip_conv = nn.Conv2d(*channels, 1, stride=stride, bias=False)
-        self.skip_norm = BatchNorm2d(channels[1]) if skip == "float" and not raw else parts.norm(channels[1])
+        self.skip_norm = (
+            BatchNorm2d(channels[1]) if skip == "float" and not raw else parts.norm(channels[1], clipped=False)
+        )
 
     def shortcut(self, x: Tensor, activated: Tensor) -> Tensor:
         if self.skip_conv is None or self.skip_norm is None:
@@ -133,7 +135,7 @@ class CifarResNet(nn.Module):
                 stride = 2 if stage > 0 and i == 0 else 1
                 self.blocks.append(BasicBlock(parts, before, channels[stage], stride, skip, raw=False))
                 before = channels[stage]
-        self.norm = parts.norm(before)
+        self.norm = parts.norm(before, clipped=False)
         self.fc = nn.Linear(before, num_classes)
 
     def stem(self, x: Tensor) -> Tensor:

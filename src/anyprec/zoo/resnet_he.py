@@ -30,9 +30,9 @@ class HeBlock(nn.Module):
 
         self.stride, self.extra = stride, channels - channels_in
         self.conv1 = conv(channels_in, stride)
-        self.bn1 = parts.norm(channels)
+        self.bn1 = parts.norm(channels, clipped=False)
         self.conv2 = conv(channels, 1)
-        self.bn2 = parts.norm(channels)
+        self.bn2 = parts.norm(channels, clipped=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
@@ -52,7 +52,7 @@ class HeResNet(nn.Module):
             raise AnyprecError(f"depth={depth!r} is not a CIFAR ResNet's; give 6n + 2, such as 20, 32, 44, 56 or 110")
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
-        self.bn1 = parts.norm(16)
+        self.bn1 = parts.norm(16, clipped=False)
         self.layer1 = self.stage(parts, 16, 16, 1, blocks, clip)
         self.layer2 = self.stage(parts, 16, 32, 2, blocks, clip)
         self.layer3 = self.stage(parts, 32, 64, 2, blocks, clip)
