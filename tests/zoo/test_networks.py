@@ -238,3 +238,19 @@ def test_textbook_net_says_when_it_is_not_calibrated():
     set_bits(model, 4)
     with pytest.raises(UncalibratedBits, match="bits=4 has no activation range"):
         model(torch.randn(2, 3, 8, 8))
+
+
+def gammas(model):
+    """Norm name -> key -> the value its gammas start at."""
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, SwitchNorm)}
+    return {n: {k: t.weight.unique().item() for k, t in m.tables.items()} for n, m in norms.items()}
+
+
+def test_norms_in_front_of_a_clip_start_inside_it():
+    ours = gammas(build("resnet8", width=0.25, skip="quantised"))
+    inside, plain = {"1": 1, "2": 0.5, "4": 0.5, "8": 0.5, "32": 1}, dict.fromkeys(map(str, WIDTHS), 1)
+    assert ours["blocks.1.norm0"] == ours["blocks.1.norm1"] == inside
+    assert ours["blocks.1.skip_norm"] == ours["norm"] == plain  # no clip follows
+    shared = gammas(build("resnet8", width=0.25, skip="float"))
+    assert shared["blocks.1.norm0"] == plain and shared["blocks.1.norm1"] == inside
+    assert set(map(str, gammas(build("resnet8", width=0.25, scale="mean")).values())) == {str(plain)}

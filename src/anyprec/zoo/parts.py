@@ -18,17 +18,10 @@ from anyprec.train.quantizers import ActQuantizer, make_quantizer
 
 # A norm's output has standard deviation gamma, and the activation behind it clips at 1. Started at 1, a third of the
 # positive half is cut off and learns nothing; at 0.5 the clip is two deviations out, and 8 bit starts close to float.
-# 1 bit keeps 1: its one border lies at 0.5.
+# 1 bit keeps 1: its one border lies at 0.5. Under scale="mean" all starts as the paper's authors have it.
 GAMMA_START = 0.5
 
 Norm = TypeVar("Norm", bound=SwitchNorm)
-
-
-def start_inside_the_clip(norm: Norm, clipped: bool) -> Norm:
-    for key, table in norm.tables.items():
-        if clipped and key not in ("1", str(FLOAT)):
-            nn.init.constant_(table.weight, GAMMA_START)  # type: ignore[arg-type]
-    return norm
 
 
 @dataclass(frozen=True)
@@ -54,12 +47,19 @@ class Parts:
         return AnyLinear(features_in, features_out, bias=False, quantizer=quantizer)
 
     def norm(self, channels: int, clipped: bool = True) -> SwitchBatchNorm2d:
-        """`clipped` says that the paper's activation follows, so that gamma starts to suit the clip."""
-        return start_inside_the_clip(SwitchBatchNorm2d(channels, self.widths), clipped)
+        """`clipped` says that the paper's activation follows, so that gamma may start to suit its clip."""
+        norm = SwitchBatchNorm2d(channels, self.widths)
+        return self._inside_the_clip(norm) if clipped else norm
 
     def norm1d(self, features: int) -> SwitchBatchNorm1d:
-        return start_inside_the_clip(SwitchBatchNorm1d(features, self.widths), True)
+        return self._inside_the_clip(SwitchBatchNorm1d(features, self.widths))
 
     def act(self, quantise: bool = True) -> AnyActivation:
         """The paper's activation: clip to [0, 1] and round; ReLU at 32 bits."""
         return AnyActivation(quantise=quantise)
+
+    def _inside_the_clip(self, norm: Norm) -> Norm:
+        for key, table in norm.tables.items():
+            if self.scale == "learned" and key not in ("1", str(FLOAT)):
+                nn.init.constant_(table.weight, GAMMA_START)  # type: ignore[arg-type]
+        return norm

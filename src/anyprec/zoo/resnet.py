@@ -70,7 +70,8 @@ class BasicBlock(Block):
 
     def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool) -> None:
         super().__init__()
-        self.norm0 = parts.norm(channels_in)
+        # Where a plain norm in the skip serves all widths, they have to reach it at about one scale.
+        self.norm0 = parts.norm(channels_in, clipped=raw or skip == "quantised")
         self.act0 = parts.act()
         self.conv0 = parts.conv(channels_in, channels, 3, stride=stride, padding=1)
         self.norm1 = parts.norm(channels)
