@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from anyprec.train.evaluate import accuracy_table
 from anyprec.train.recipe import Recipe
@@ -29,5 +30,7 @@ def run(args: argparse.Namespace) -> int:
         recipe, args.out, data_root=args.data, download=args.download, resume=args.resume,
         overwrite=args.overwrite, device=args.device, progress=not args.json,
     )  # fmt: skip
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0  # of the processes of `torchrun` the first one speaks for all
     print(json.dumps({str(k): v for k, v in results.items()}) if args.json else accuracy_table(results))
     return 0

@@ -29,11 +29,16 @@ def evaluate(
     batch_size: int = 500,
     device: str | torch.device = "cpu",
     progress: bool = False,
+    rank: int = 0,
+    world: int = 1,
 ) -> dict[int | str, dict[str, float]]:
-    """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths."""
+    """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths.
+
+    Of several processes (`world`) each takes its share of the images; all return the result over all of them.
+    """
     settings = list(settings) if settings is not None else list(widths_of(model))
     names = [setting if isinstance(setting, int) else getattr(setting, "name", "mixed") for setting in settings]
-    right, loss, count = np.zeros(len(settings)), np.zeros(len(settings)), 0
+    right, loss = np.zeros(len(settings)), np.zeros(len(settings))
     for setting in settings:  # a width the model lacks is refused before any image is read
         with bits(model, setting):
             pass
@@ -41,17 +46,23 @@ def evaluate(
     model.eval()
     try:
         with Progress("evaluate", total=len(data), unit="img") if progress else _silent() as bar:
-            for images, labels in batches(data, batch_size, augment=augment, train=False):
+            for images, labels in batches(data, batch_size * world, augment=augment, rank=rank, world=world):
+                if not len(labels):
+                    continue  # the last batch had fewer images than there are processes
                 x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
                 for i, setting in enumerate(settings):
                     with bits(model, setting):
                         logits = model(x).float()
                     right[i] += (logits.argmax(1) == y).sum().item()
                     loss[i] += F.cross_entropy(logits, y, reduction="sum").item()
-                count += len(labels)
-                bar.update(len(labels))
+                bar.update(world * len(labels))
     finally:
         model.train(was_training)
+    if world > 1:
+        totals = torch.from_numpy(np.stack([right, loss])).to(device)
+        torch.distributed.all_reduce(totals)
+        right, loss = totals.cpu().numpy()
+    count = len(data)
     return {
         name: {"accuracy": float(100 * r / count), "loss": float(v / count)}
         for name, r, v in zip(names, right, loss, strict=True)

@@ -29,11 +29,25 @@ class Processes:
             raise RecipeError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
         self.started = self.world > 1 and not torch.distributed.is_initialized()
         if self.started:
+            # Optimisers import it; imported with a group at hand it keeps a reference to that for good, gloo's threads
+            # outlive `destroy_process_group`, and now and then one aborts the process at exit (torch 2.13).
+            import torch._dynamo
+
             torch.distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    def wait_for_all(self) -> None:
+        if self.world > 1:
+            torch.distributed.barrier()
+
+    def share(self, model: nn.Module) -> None:
+        """All processes go on from the first one's weights and statistics."""
+        if self.world > 1:
+            for value in model.state_dict().values():
+                torch.distributed.broadcast(value, 0)
 
     def close(self) -> None:
         if self.started:

@@ -56,8 +56,10 @@ def train(
     """
     processes = Processes(device)
     try:
-        if overwrite and not resume and processes.first:
-            clear_run(Path(out))
+        if overwrite and not resume:
+            if processes.first:
+                clear_run(Path(out))
+            processes.wait_for_all()
         return Run(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
     finally:
         processes.close()
@@ -85,12 +87,9 @@ class Run:
         self.recipe, self.out, self.processes = recipe, out, processes
         self.progress = progress and processes.first
         saved = self._open_folder(resume)
-        if download and processes.world > 1 and not processes.first:
-            torch.distributed.barrier()  # the first process downloads for all
+        # Processes on one machine download once: the reader locks the folder.
         self.train_data = load_data(recipe.data, "train", data_root, download=download, limit=recipe.limit or None)
         self.test_data = load_data(recipe.data, "test", data_root, download=download)
-        if download and processes.world > 1 and processes.first:
-            torch.distributed.barrier()
         self.steps = steps_per_epoch(self.train_data, recipe.batch_size, True)
 
         torch.manual_seed(recipe.seed)
@@ -103,8 +102,10 @@ class Run:
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
         self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
+        self.writer: Any = None  # of TensorBoard, from the first epoch on
         if saved is not None:
             self._restore(saved)
+        processes.share(self.model)
         if recipe.compile:
             self._compile()
 
@@ -125,6 +126,8 @@ class Run:
         if self.processes.first:
             extra = {"recipe": self.recipe.to_dict(), "test": {str(k): v for k, v in results.items()}}
             checkpoint.save_model(self.model, self.out / "model.pt", extra)
+        if self.writer is not None:
+            self.writer.close()
         return results
 
     def _epoch(self) -> None:
@@ -233,10 +236,11 @@ class Run:
             calibrate(self.model, loader, [k for k in self.recipe.widths if k != FLOAT], ranges=True)
 
     def _evaluate(self) -> dict[int | str, dict[str, float]]:
-        """Every process evaluates the whole test set: it is small beside training, and needs no exchange."""
+        """Each process evaluates its rows of the test set."""
         return evaluate(
             self.model, self.test_data, list(self.recipe.widths), augment=eval_augment(self.recipe.augment),
             batch_size=self.recipe.eval_batch_size, device=self.processes.device, progress=self.progress,
+            rank=self.processes.rank, world=self.processes.world,
         )  # fmt: skip
 
     def _log(self, results: dict[int | str, dict[str, float]]) -> None:
@@ -262,16 +266,18 @@ class Run:
             print(f"epoch {self.epoch}/{self.recipe.epochs}  test accuracy  {shown}", flush=True)
 
     def _tensorboard(self, line: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        with SummaryWriter(str(self.out / "tensorboard"), purge_step=self.epoch) as writer:
-            writer.add_scalar("lr", line["lr"], self.epoch)
-            for split in ("train", "test"):
-                for bits, values in line[split].items():
-                    for name, value in values.items():
-                        writer.add_scalar(f"{name}/{split}/{bits}", value, self.epoch)
+        if self.writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.writer = SummaryWriter(str(self.out / "tensorboard"), purge_step=self.epoch)
+        self.writer.add_scalar("lr", line["lr"], self.epoch)
+        for split in ("train", "test"):
+            for bits, values in line[split].items():
+                for name, value in values.items():
+                    self.writer.add_scalar(f"{name}/{split}/{bits}", value, self.epoch)
+        self.writer.flush()
 
     def _save(self) -> None:
         if not self.processes.first:
@@ -301,13 +307,10 @@ class Run:
             saved = checkpoint.load_state(last)
             then, now = saved["recipe"], self.recipe.to_dict()
             for name in now:
-                given, stored = now[name], then.get(name)
-                if (list(given) if isinstance(given, tuple) else given) != (
-                    list(stored) if isinstance(stored, tuple) else stored
-                ):
+                if now[name] != then.get(name):
                     raise RecipeError(
-                        f"{self.out} was started with {name}={stored!r}, not {given!r}; resume with the same recipe, "
-                        "or use another --out"
+                        f"{self.out} was started with {name}={then.get(name)!r}, not {now[name]!r}; resume with the "
+                        "same recipe, or use another --out"
                     )
         elif last.exists() or (self.out / "model.pt").exists():
             raise RecipeError(
