@@ -5,6 +5,7 @@ Called by run.py. Without `torchrun` there is one process, of rank 0.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 
@@ -31,7 +32,7 @@ class Processes:
         if self.started:
             # Optimisers import it; imported with a group at hand it keeps a reference to that for good, gloo's threads
             # outlive `destroy_process_group`, and now and then one aborts the process at exit (torch 2.13).
-            import torch._dynamo
+            importlib.import_module("torch._dynamo")
 
             torch.distributed.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
