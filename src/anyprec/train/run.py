@@ -113,14 +113,18 @@ class Run:
 
     def go(self) -> dict[int | str, dict[str, float]]:
         results: dict[int | str, dict[str, float]] = {}
-        while self.epoch < self.recipe.epochs:
-            self._epoch()
-            results = {}
-            last = self.epoch == self.recipe.epochs
-            if last or (self.recipe.eval_every and self.epoch % self.recipe.eval_every == 0):
-                results = self._evaluate()
-            self._log(results)
-            self._save()
+        total, done = self.recipe.epochs * self.steps, self.epoch * self.steps + self.step
+        with Progress("train", total=total, unit="step", done=done) if self.progress else nullcontext() as bar:
+            while self.epoch < self.recipe.epochs:
+                self._epoch(bar)
+                results = {}
+                last = self.epoch == self.recipe.epochs
+                if last or (self.recipe.eval_every and self.epoch % self.recipe.eval_every == 0):
+                    results = self._evaluate()
+                self._log(results)
+                if bar is not None and results:
+                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  test accuracy  {one_line(results)}")
+                self._save()
         if not results:  # resumed after the last epoch
             results = self._evaluate()
         if self.processes.first:
@@ -130,7 +134,7 @@ class Run:
             self.writer.close()
         return results
 
-    def _epoch(self) -> None:
+    def _epoch(self, bar: Progress | None) -> None:
         recipe, processes = self.recipe, self.processes
         self.model.train()
         source = batches(
@@ -138,16 +142,15 @@ class Run:
             epoch=self.epoch, start=self.step, rank=processes.rank, world=processes.world,
         )  # fmt: skip
         saved_at = time.monotonic()
-        label = f"epoch {self.epoch + 1}/{recipe.epochs}"
-        with Progress(label, total=self.steps - self.step, unit="step") if self.progress else nullcontext() as bar:
-            for images, labels in source:
-                losses = self._step(images, labels)
-                if bar is not None:
-                    widest, narrowest = max(losses), min(losses)
-                    bar.update(1, **{f"loss{widest}": losses[widest], f"loss{narrowest}": losses[narrowest]})
-                if time.monotonic() - saved_at >= 60 * recipe.save_minutes and self.step < self.steps:
-                    self._save()
-                    saved_at = time.monotonic()
+        epoch = f"{self.epoch + 1}/{recipe.epochs}"
+        for images, labels in source:
+            losses = self._step(images, labels)
+            if bar is not None:
+                ends = {f"loss{bits}": losses[bits] for bits in (max(losses), min(losses))}
+                bar.update(1, epoch=epoch, **ends)
+            if time.monotonic() - saved_at >= 60 * recipe.save_minutes and self.step < self.steps:
+                self._save()
+                saved_at = time.monotonic()
         self.epoch, self.step = self.epoch + 1, 0
 
     def _step(self, images: Any, labels: Any) -> dict[int, float]:
@@ -261,9 +264,6 @@ class Run:
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._tensorboard(line)
-        if self.progress and results:
-            shown = "  ".join(f"{'float' if k == FLOAT else k}: {v['accuracy']:.2f}" for k, v in results.items())
-            print(f"epoch {self.epoch}/{self.recipe.epochs}  test accuracy  {shown}", flush=True)
 
     def _tensorboard(self, line: dict[str, Any]) -> None:
         if self.writer is None:
@@ -334,6 +334,10 @@ class Run:
         if self.processes.first and log.exists():
             os.truncate(log, saved["log_bytes"])  # lines of epochs that will run again
         set_bits(self.model, max(self.recipe.widths))
+
+
+def one_line(results: dict[int | str, dict[str, float]]) -> str:
+    return "  ".join(f"{'float' if k == FLOAT else k}: {v['accuracy']:.2f}" for k, v in results.items())
 
 
 def eval_augment(augment: str) -> str:
