@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "cifar10-resnet8-cpu.toml"
 WIDTHS = (1, 2, 4, 8, 32)
-DEFAULT = "recursive"
+DEFAULT = "recursive+label"
 ROWS: dict[str, list[str]] = {
     "recursive+label": ["loss=recursive+label"],
     "hard": ["loss=hard"],

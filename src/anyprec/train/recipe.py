@@ -49,7 +49,7 @@ class Recipe:
     widths: tuple[int, ...] = DEFAULT_WIDTHS  # one width makes a dedicated model
     quantizer: str = "nested"
     scale: str = "learned"
-    loss: str = "recursive"
+    loss: str = "recursive+label"
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
     sampling: str = "all"
     sandwich_random: int = 1  # random widths a step beside the lowest and the highest
