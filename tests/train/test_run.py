@@ -129,10 +129,10 @@ def test_killed_process_resumes_bit_for_bit(tmp_path):
 def test_two_processes_equal_one(tmp_path):
     """Under torchrun, half the batch each: the same weights to float tolerance.
 
-    SGD, since Adam divides rounding noise by its own size where a gradient is zero in theory; 8 bit and float, since
-    at 1 bit a rounding error that crosses a code border moves a weight by far more than rounding.
+    SGD, since Adam divides rounding noise by its own size where a gradient is zero in theory; 8 bit and float at a low
+    rate, since a rounding error that crosses a code border moves the step by 1/255 of a range, at 1 bit by all of it.
     """
-    recipe = SMALL.override(["optimizer=sgd", "lr=0.05", "epochs=1", "eval_every=0", "widths=[8,32]"])
+    recipe = SMALL.override(["optimizer=sgd", "lr=0.005", "epochs=1", "eval_every=0", "widths=[8,32]"])
     assert start(recipe, tmp_path / "two", launcher="two").wait() == 0
     train(recipe, tmp_path / "one", progress=False)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
@@ -142,8 +142,8 @@ def test_two_processes_equal_one(tmp_path):
     moved = 0
     for name in one:
         if one[name].is_floating_point():
-            torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=5e-5, msg=name)
-            moved += not torch.allclose(one[name], before[name], rtol=1e-4, atol=5e-5)
+            torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4, msg=name)
+            moved += not torch.allclose(one[name], before[name], rtol=1e-3, atol=1e-4)
     assert moved > len(one) / 3  # the comparison is of trained weights, not of the start
 
 
