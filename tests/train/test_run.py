@@ -218,6 +218,7 @@ def test_options_train(tmp_path, settings):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does it, not we
 def test_compile_trains(tmp_path):
     results = train(SMALL.override(["compile=true", "epochs=1", "limit=128"]), tmp_path, progress=False)
     plain = train(SMALL.override(["epochs=1", "limit=128"]), tmp_path / "plain", progress=False)
