@@ -1,22 +1,79 @@
 // The extension module anyprec._native: the only file that sees Python. It converts and forwards, nothing else.
 // Its Python face is typed in src/anyprec/_native.pyi; anyprec.run calls it.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <climits>
+
 #include "cpu.h"
+#include "engine.h"
+#include "reader.h"
+#include "shapes.h"
 
 namespace nb = nanobind;
+using anyprec::Model;
 
 // Our C++ errors become the classes of anyprec.errors. The import happens when an error is on its way,
 // so importing the extension imports nothing else.
 static void raise_ours(const std::exception_ptr &pending, void *) {
+    const auto raise = [](const char *name, const char *message) {
+        nb::object type = nb::module_::import_("anyprec.errors").attr(name);
+        PyErr_SetString(type.ptr(), message);
+    };
     try {
         std::rethrow_exception(pending);
     } catch (const anyprec::IsaError &error) {
-        nb::object type = nb::module_::import_("anyprec.errors").attr("UnsupportedIsa");
-        PyErr_SetString(type.ptr(), error.what());
+        raise("UnsupportedIsa", error.what());
+    } catch (const anyprec::ModelError &error) {
+        raise(kind_name(error.kind), error.what());
+    } catch (const anyprec::InputError &error) {
+        raise("InputError", error.what());
     }
+}
+
+using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<nb::numpy, float>;
+
+// x is (n, h, w, c) or (n, c, h, w), float32 or uint8, contiguous: anyprec.run.model sees to that.
+static anyprec::Images as_images(const Array &x, bool channels_first) {
+    const bool bytes = x.dtype() == nb::dtype<uint8_t>();
+    if (x.ndim() != 4 || (!bytes && x.dtype() != nb::dtype<float>()))
+        throw nb::type_error("expected a four-dimensional array of float32 or uint8");
+    for (size_t axis = 0; axis < 4; ++axis)
+        if (x.shape(axis) > INT_MAX)
+            throw anyprec::InputError("images are too large: an axis has more than 2^31 - 1 entries");
+    const auto axis = [&](size_t i) { return static_cast<int>(x.shape(i)); };
+    anyprec::Images images;
+    images.data = x.data();
+    images.bytes = bytes;
+    images.channels_first = channels_first;
+    images.n = axis(0);
+    images.h = axis(channels_first ? 2 : 1);
+    images.w = axis(channels_first ? 3 : 2);
+    images.c = axis(channels_first ? 1 : 3);
+    return images;
+}
+
+static nb::list run(Model &model, const Array &x, int profile, int threads, bool channels_first) {
+    const anyprec::Images images = as_images(x, channels_first);
+    nb::list arrays;
+    std::vector<float *> outs;
+    for (const anyprec::OutputShape &s : model.output_shapes(images.n, images.h, images.w)) {
+        float *data = new float[static_cast<size_t>(s.n) * s.h * s.w * s.c];
+        nb::capsule owner(data, [](void *p) noexcept { delete[] static_cast<float *>(p); });
+        const size_t shape[4] = {static_cast<size_t>(s.n), static_cast<size_t>(s.h), static_cast<size_t>(s.w),
+                                 static_cast<size_t>(s.c)};
+        arrays.append(Output(data, 4, shape, owner));
+        outs.push_back(data);
+    }
+    {
+        nb::gil_scoped_release release;
+        model.run(images, profile, threads, outs.data());
+    }
+    return arrays;
 }
 
 NB_MODULE(_native, m) {
@@ -34,4 +91,50 @@ NB_MODULE(_native, m) {
             return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax, xcr0});
         },
         nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_1_eax"), nb::arg("xcr0"));
+
+    nb::class_<anyprec::ProfileInfo>(m, "ProfileInfo")
+        .def_ro("name", &anyprec::ProfileInfo::name)
+        .def_ro("weight_bits", &anyprec::ProfileInfo::weight_bits)
+        .def_ro("act_bits", &anyprec::ProfileInfo::act_bits)
+        .def_ro("accuracy", &anyprec::ProfileInfo::accuracy)
+        .def_ro("available", &anyprec::ProfileInfo::available)
+        .def_ro("bytes", &anyprec::ProfileInfo::bytes);
+
+    nb::class_<anyprec::StepInfo>(m, "StepInfo")
+        .def_ro("op", &anyprec::StepInfo::op)
+        .def_ro("work", &anyprec::StepInfo::work)
+        .def_ro("products", &anyprec::StepInfo::products)
+        .def_ro("seconds", &anyprec::StepInfo::seconds);
+
+    nb::class_<Model>(m, "Model")
+        .def_static(
+            "open",
+            [](const std::string &path, int max_bits, bool verify, size_t panel_budget, const std::string &isa) {
+                nb::gil_scoped_release release;
+                return Model::open(path, {max_bits, verify, panel_budget, isa});
+            },
+            nb::arg("path"), nb::arg("max_bits") = 0, nb::arg("verify") = false, nb::arg("panel_budget") = 0,
+            nb::arg("isa") = "")
+        .def_prop_ro("name", &Model::name)
+        .def_prop_ro("isa", &Model::isa)
+        .def_prop_ro("labels", &Model::labels)
+        .def_prop_ro("input_height", &Model::input_height)
+        .def_prop_ro("input_width", &Model::input_width)
+        .def_prop_ro("input_channels", &Model::input_channels)
+        .def_prop_ro("takes_bytes", &Model::takes_bytes)
+        .def_prop_ro("outputs", &Model::outputs)
+        .def_prop_ro("panel_bytes", &Model::panel_bytes)
+        .def_prop_ro("arena_bytes", &Model::arena_bytes)
+        .def_prop_ro("file_bytes", &Model::file_bytes)
+        .def("profiles", &Model::profiles)
+        .def("refresh", &Model::refresh)
+        .def(
+            "steps",
+            [](Model &model, const Array &x, int profile, int repeat, bool channels_first) {
+                const anyprec::Images images = as_images(x, channels_first);
+                nb::gil_scoped_release release;
+                return model.steps(images, profile, repeat);
+            },
+            nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("channels_first"))
+        .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"));
 }

@@ -39,9 +39,9 @@ struct Level {
 const std::vector<Level> &levels() {
     static const std::vector<Level> table = {
         {"scalar", {}, true},
-        {"neon", {"neon"}, ANYPREC_ARM != 0},
+        {"neon", {"neon"}, false}, // known, not built yet: 64-bit ARM runs the scalar kernels
         {"avx2", {"avx2", "fma"}, ANYPREC_X86 != 0},
-        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}, ANYPREC_X86 != 0},
+        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}, ANYPREC_X86 != 0},
     };
     return table;
 }
@@ -129,6 +129,7 @@ Features decode_cpuid(const CpuidWords &words) {
     add(zmm && bit(words.leaf7_ebx, 30), "avx512bw");
     add(zmm && bit(words.leaf7_ebx, 31), "avx512vl");
     add(zmm && bit(words.leaf7_ebx, 17), "avx512dq");
+    add(zmm && bit(words.leaf7_ecx, 1), "avx512vbmi");
     add(zmm && bit(words.leaf7_ecx, 11), "avx512_vnni");
     add(zmm && bit(words.leaf7_ecx, 14), "avx512_vpopcntdq");
     return features;

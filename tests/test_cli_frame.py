@@ -73,13 +73,16 @@ def test_every_verb_has_help(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: anyprec {name}")
 
 
+VERBS = "train, evaluate, calibrate, import, pack, inspect, run, bench, info"
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
         ("trian", "unknown verb 'trian'; did you mean 'train'?"),
         ("evalute", "unknown verb 'evalute'; did you mean 'evaluate'?"),
-        ("xyzzy", "unknown verb 'xyzzy'; choose one of train, evaluate, calibrate, import, info"),
-        ("--verison", "unknown option '--verison'; choose one of train, evaluate, calibrate, import, info"),
+        ("xyzzy", f"unknown verb 'xyzzy'; choose one of {VERBS}"),
+        ("--verison", f"unknown option '--verison'; choose one of {VERBS}"),
     ],
 )
 def test_a_wrong_verb(given, line, capsys):

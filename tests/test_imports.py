@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "train": {"data", "progress", "zoo"},
     "zoo": {"data", "progress", "train"},
     "format": set(),
-    "pack": {"format", "progress", "train", "zoo"},
+    "pack": {"data", "format", "progress", "train", "zoo"},
     "run": {"format", "progress", "_native"},
     "serve": {"run", "format", "progress"},
     "report": {"run", "format", "progress"},

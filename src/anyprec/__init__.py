@@ -17,7 +17,8 @@ import anyprec.bits as _bits_module
 from anyprec.bits import Profile
 
 if TYPE_CHECKING:
-    from anyprec import data, run, train, zoo
+    from anyprec import data, pack, run, train, zoo
+    from anyprec.run.model import load
     from anyprec.train.calibrate import calibrate
     from anyprec.train.convert import convert
     from anyprec.train.switch import any_layers, bits, set_bits
@@ -31,6 +32,8 @@ __all__ = [
     "calibrate",
     "convert",
     "data",
+    "load",
+    "pack",
     "run",
     "set_bits",
     "train",
@@ -42,9 +45,10 @@ _LAZY = {
     "any_layers": "anyprec.train.switch",
     "calibrate": "anyprec.train.calibrate",
     "convert": "anyprec.train.convert",
+    "load": "anyprec.run.model",
     "set_bits": "anyprec.train.switch",
 }
-_SUBMODULES = ("data", "run", "train", "zoo")
+_SUBMODULES = ("data", "pack", "run", "train", "zoo")  # `anyprec.pack(...)` works: the package can be called
 
 
 class _CallableBits(ModuleType):

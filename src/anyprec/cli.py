@@ -23,6 +23,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("anyprec.train.cli_evaluate", "accuracy of a trained run at every width"),
     "calibrate": ("anyprec.train.cli_calibrate", "prepare a trained run for widths it was not trained for"),
     "import": ("anyprec.zoo.cli_import", "turn a reference checkpoint into an anyprec run"),
+    "pack": ("anyprec.pack.cli_pack", "turn a trained run into one model file of integers, for every width"),
+    "inspect": ("anyprec.format.cli_inspect", "what a model file holds, and how many bytes each width needs"),
+    "bench": ("anyprec.run.cli_bench", "time and memory at every width, beside other engines"),
     "info": ("anyprec.run.cli_info", "versions, CPU and instruction set, for a look or a bug report"),
 }
 

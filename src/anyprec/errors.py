@@ -56,3 +56,43 @@ class MissingExtra(AnyprecError):
 
 class UnsupportedIsa(AnyprecError):
     """An `ANYPREC_ISA` that is unknown, not built in, or more than this CPU can run."""
+
+
+class ModelFileError(AnyprecError):
+    """A model file (.apm) that cannot be opened, read or written; those below say what is wrong with it."""
+
+
+class NotAModelFile(ModelFileError):
+    """A safetensors file, but without the graph that makes it a model of ours."""
+
+
+class UnsupportedVersion(ModelFileError):
+    """A model file of a format version that this anyprec does not read."""
+
+
+class TruncatedFile(ModelFileError):
+    """A model file that ends before its narrowest profile is complete, or before the bytes asked for."""
+
+
+class BadHeader(ModelFileError):
+    """A model file whose header is too long, not UTF-8, not JSON, or not that of a safetensors file."""
+
+
+class BadTensor(ModelFileError):
+    """A tensor that is missing, unknown, of the wrong dtype or shape, or in the wrong place."""
+
+
+class BadGraph(ModelFileError):
+    """A graph whose ops, weights or profiles do not make sense or do not fit each other."""
+
+
+class ChecksumMismatch(ModelFileError):
+    """A graph or tensor whose bytes are not those that were written."""
+
+
+class UnsupportedOperation(AnyprecError):
+    """A part of a network that the model file has no operation for."""
+
+
+class InputError(AnyprecError):
+    """Images (or their layout, type or size) that a packed model cannot take."""

@@ -1,0 +1,177 @@
+"""The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/bench.md (`make bench`).
+
+    python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick]
+
+Weights are random: speed does not depend on them. ResNet-50 and -18 of the zoo are pre-activation networks, whose norms
+after each sum no tool can fold away. So that the comparison is not about those, their rivals get the ordinary
+post-activation ResNet of the same layers, the form those tools are tuned for; other rivals get the float twin of the
+file itself. Results go to bench/results/engine_CPU_ISA.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import graphs
+import numpy as np
+
+from anyprec.bits import FLOAT
+from anyprec.format.file import write
+from anyprec.format.graph import INPUT, Graph
+from anyprec.progress import Progress
+from anyprec.run.bench import Bench, Row, Wish, bench
+from anyprec.run.cli_bench import rival_names, table
+from anyprec.run.rivals import ISA_SWITCHES, TITLES
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Net:
+    make: Callable[[], Graph]
+    races: tuple[tuple[int, int], ...] = ((1, 1),)  # batch, threads
+    rivals: str = ""  # the network rivals get, of RIVAL_NETS; empty: the twin
+
+
+NETS = {
+    "resnet50": Net(lambda: graphs.resnet_graph(50), ((1, 1), (8, 1), (1, 2)), "plain50"),
+    "resnet50-float-skips": Net(lambda: graphs.resnet_graph(50, "float"), rivals="plain50"),
+    "resnet18": Net(lambda: graphs.resnet_graph(18), ((1, 1), (8, 1), (1, 2)), "plain18"),
+    "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
+    "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),
+    "resnet20": Net(graphs.resnet20_graph, ((1, 1), (8, 1))),
+}
+RIVAL_NETS = {"plain50": lambda: plain_resnet(50), "plain18": lambda: plain_resnet(18)}
+
+
+def plain_resnet(depth: int, size: int = 224) -> Graph:
+    """ResNet-18 or -50 as everybody has it: conv, norm, ReLU; sum, then ReLU; stride in the 3x3. Float."""
+    net = graphs.Net(f"plain{depth}", size, (FLOAT,), 0)
+
+    def conv(name: str, x: str, out: int, kernel: int, stride: int) -> str:
+        return net.float_conv(name, x, out, kernel, stride, makes="norm")
+
+    def relu(name: str, x: str) -> str:
+        net.tables[name] = np.array([[0, np.inf]], np.float32)
+        net.estimates[name] = [(0.4 * std, 0.6 * std) for _, std in net.estimates[x]]
+        return net.op(name, "clip", x)
+
+    x = net.max_pool("pool0", relu("relu0", conv("conv0", INPUT, 64, 7, 2)))
+    for stage, count in enumerate({18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]):
+        channels = 64 << stage
+        for i in range(count):
+            name, stride = f"{stage}.{i}", 2 if stage and i == 0 else 1
+            layers = [(channels, 3, stride), (channels, 3, 1)]
+            if depth == 50:
+                layers = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
+            y = x
+            for j, layer in enumerate(layers):
+                y = conv(f"{name}.conv{j}", y, *layer)
+                y = y if j == len(layers) - 1 else relu(f"{name}.relu{j}", y)
+            if stride > 1 or net.channels[x] != net.channels[y]:
+                x = conv(f"{name}.skip", x, net.channels[y], 1, stride)
+            x = relu(f"{name}.relu", net.add(f"{name}.add", y, x))
+    return net.graph(net.head(x, 1000))
+
+
+def made_file(cache: Path, name: str, make: Callable[[], Graph]) -> Path:
+    path = cache / f"{name}.apm"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        write(make(), path)
+    return path
+
+
+def made_onnx(cache: Path, name: str) -> Path:
+    """The float network of RIVAL_NETS as ONNX."""
+    path = cache / f"{name}.onnx"
+    if not path.exists():
+        import onnx
+
+        from anyprec.run.twin import graph_to_onnx
+
+        cache.mkdir(parents=True, exist_ok=True)
+        graph = RIVAL_NETS[name]()
+        height, width, _ = graph.input_shape
+        assert height is not None and width is not None
+        onnx.save(graph_to_onnx(graph, (height, width)), path)
+    return path
+
+
+def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
+    net = NETS[name]
+    races = net.races[:1] if args.quick else net.races
+    rivals = rival_names(args.rivals)
+    onnx = str(made_onnx(cache, net.rivals)) if net.rivals and rivals else None
+    model = str(made_file(cache, name, net.make))
+    folder = str(cache / (net.rivals or name))
+    found: Bench | None = None
+    with Progress(name, total=args.rounds * len(races), unit="round") as progress:
+        for batch, threads in races:
+            wish = Wish(
+                model,
+                batches=(batch,),
+                threads=(threads,),
+                rivals=rivals,
+                rounds=args.rounds,
+                isa=args.isa,
+                onnx=onnx,
+                folder=folder,
+            )
+            done = bench(wish, progress.update)
+            if found is None:
+                found = done
+            else:
+                found.rows += done.rows
+                found.notes += [note for note in done.notes if note not in found.notes]
+    assert found is not None
+    return found
+
+
+def save(path: Path, results: dict[str, Bench]) -> None:
+    columns = ["net", "size", *(field.name for field in fields(Row))]
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        for net, done in results.items():
+            for row in done.rows:
+                numbers = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
+                writer.writerow({"net": net, "size": done.size[0], **numbers})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default=",".join(NETS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
+    parser.add_argument("--rivals", default=",".join(TITLES), help="default: all; or none")
+    parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; the saved results stay")
+    parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "bench", help="made models are kept here")
+    args = parser.parse_args()
+    names = args.nets.split(",")
+    unknown = [name for name in names if name not in NETS]
+    if unknown:
+        parser.error(f"--nets: {unknown[0]!r} is not known; choose from {', '.join(NETS)}")
+
+    # Models made by other versions of these two files are not reused.
+    version = zlib.crc32((HERE / "graphs.py").read_bytes() + Path(__file__).read_bytes())
+    results: dict[str, Bench] = {}
+    for name in names:
+        results[name] = measure(name, args, args.cache / f"{version:08x}")
+        print(table(results[name]), end="\n\n", flush=True)
+    if not args.quick and names == list(NETS):
+        machine = results[names[0]].machine
+        cpu = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine["cpu"]).lower()).strip("-")
+        path = HERE / "results" / f"engine_{cpu}_{machine['isa']}.csv"
+        save(path, results)
+        print(f"saved {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Graphs with the shapes of the zoo's networks and random weights, for benchmarks and tests: no training, no torch.
+
+resnet_graph, resnet20_graph and mobilenetv2_graph give the ops a packer makes of zoo/resnet.py and zoo/mobilenet.py:
+a norm whose input nobody else reads is part of the table of the convolution before it, other norms are part of the
+table of their quantize. Tables are chosen so that codes spread over their range at every width, as in a trained net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anyprec.bits import FLOAT
+from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# What a quantised activation looks like, as a fraction of its levels; tables aim at it and sums are estimated from it.
+CODE_MEAN, CODE_STD = 0.4, 0.37
+
+Estimate = tuple[np.ndarray, np.ndarray]  # mean and standard deviation of each channel
+
+
+class Net:
+    """A Graph in the making. Beside each float value it keeps an estimate of its channels, one a profile."""
+
+    def __init__(self, name: str, size: int | None, widths: Sequence[int], seed: int) -> None:
+        self.name, self.size, self.widths = name, size, tuple(sorted(widths))
+        self.rng = np.random.default_rng(seed)
+        self.ops: list[Op] = []
+        self.weights: dict[str, Weight] = {}
+        self.tables: dict[str, np.ndarray] = {}
+        self.channels = {INPUT: 3}
+        self.estimates: dict[str, list[Estimate]] = {INPUT: [(np.zeros(3), np.ones(3))] * len(self.widths)}
+
+    def graph(self, output: str) -> Graph:
+        integers = [k for k in self.widths if k != FLOAT]
+        profiles = tuple(GraphProfile(str(k), k, k) for k in self.widths)
+        scale = tuple(1 / (255 * s) for s in IMAGENET_STD)
+        shift = tuple(-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True))
+        planes = {k: tuple(range(k)) for k in integers}
+        shape = (self.size, self.size, 3)
+        return Graph(
+            self.name, shape, profiles, planes, self.weights, tuple(self.ops), (output,), self.tables, scale, shift
+        )  # fmt: skip
+
+    def op(self, name: str, kind: str, *inputs: str, channels: int | None = None, **attributes: object) -> str:
+        self.ops.append(Op(name, kind, inputs, attributes))
+        self.channels[name] = self.channels[inputs[0]] if channels is None else channels
+        return name
+
+    # --- Layers -----------------------------------------------------------------------------------------------------
+
+    def quantize(self, name: str, x: str, affine: bool = True) -> str:
+        """Norm and activation; without affine the norm is in the table of the convolution that made x."""
+        if affine:
+            self.tables[name] = self._table([self._to_codes(i, *self.estimates[x][i]) for i in self._rows()])
+        return self.op(name, "quantize", x, signed=False, rectify=True, affine=affine)
+
+    def conv(
+        self, name: str, x: str, out: int, kernel: int, stride: int = 1, groups: int = 1, makes: str = "float"
+    ) -> str:
+        """Of codes. makes: "codes" (norm and activation follow), "norm" (a norm alone) or "float" (neither)."""
+        shape = (out, kernel, kernel, self.channels[x] // groups)
+        weight = self.weights[name] = self._quantised_weight(shape)
+        rows, estimates = [], []
+        for i, bits in enumerate(self.widths):
+            mean, std = self._sums(weight, bits)
+            if makes == "codes":
+                rows.append(self._to_codes(i, mean, std))
+            else:
+                factor = 0.5 / std if makes == "norm" else np.full(out, 0.5 / std.mean())
+                rows.append((factor, -mean * factor if makes == "norm" else np.zeros(out)))
+            estimates.append((mean * rows[i][0] + rows[i][1], std * np.abs(rows[i][0])))
+        self.tables[name], self.estimates[name] = self._table(rows), estimates
+        return self._conv(name, x, shape, stride, groups, affine=True)
+
+    def float_conv(self, name: str, x: str, out: int, kernel: int, stride: int = 1, makes: str = "") -> str:
+        """With a weight that is float in every profile, and a table if `makes` says what follows, as above."""
+        shape = (out, kernel, kernel, self.channels[x])
+        values = self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+        self.weights[name] = Weight(shape, values)
+        by_channel = values.astype(np.float64).sum((1, 2)), np.square(values, dtype=np.float64).sum((1, 2))
+        estimates = [(by_channel[0] @ m, np.sqrt(by_channel[1] @ s**2)) for m, s in self.estimates[x]]
+        if makes:
+            rows = [self._to_codes(i, m, s) if makes == "codes" else (0.5 / s, -m * 0.5 / s) for i, (m, s) in
+                    enumerate(estimates)]  # fmt: skip
+            self.tables[name] = self._table(rows)
+            estimates = [(m * a + b, s * np.abs(a)) for (m, s), (a, b) in zip(estimates, rows, strict=True)]
+        self.estimates[name] = estimates
+        return self._conv(name, x, shape, stride, 1, affine=bool(makes))
+
+    def max_pool(self, name: str, x: str) -> str:
+        # The largest of nine normal numbers is 1.5 deviations above their mean, and has 0.6 of their deviation.
+        self.estimates[name] = [(m + 1.5 * s, 0.6 * s) for m, s in self.estimates[x]]
+        return self.op(
+            name, "max_pool", x, kernel=[3, 3], stride=[2, 2], pad=[1, 1, 1, 1], dilation=[1, 1], ceil=False
+        )  # fmt: skip
+
+    def add(self, name: str, x: str, y: str) -> str:
+        pairs = zip(self.estimates[x], self.estimates[y], strict=True)
+        self.estimates[name] = [(m + n, np.hypot(s, t)) for (m, s), (n, t) in pairs]
+        return self.op(name, "add", x, y)
+
+    def dequantize(self, name: str, codes: str) -> str:
+        levels = [1 if k == FLOAT else 2**k - 1 for k in self.widths]
+        self.tables[name] = np.array([[1 / n, 0] for n in levels], np.float32)
+        each = np.full(self.channels[codes], CODE_MEAN), np.full(self.channels[codes], CODE_STD)
+        self.estimates[name] = [each] * len(self.widths)
+        return self.op(name, "dequantize", codes)
+
+    def head(self, x: str, classes: int) -> str:
+        """Global mean and the float layer with its bias."""
+        pooled = self.op("pool", "adaptive_avg_pool", x, size=[1, 1])
+        shape = (classes, 1, 1, self.channels[x])
+        self.weights["fc"] = Weight(shape, self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[3])))
+        bias = 0.1 * self.rng.standard_normal(classes)
+        self.tables["fc"] = self._table([(np.ones(classes), bias)] * len(self.widths))
+        return self.op("fc", "linear", pooled, channels=classes, weight="fc", signed=False, affine=True)
+
+    # --- Numbers ----------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> range:
+        return range(len(self.widths))
+
+    def _table(self, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        return np.array([np.stack(row) for row in rows], np.float32)  # (P, 2, C)
+
+    def _levels(self, row: int) -> int:
+        return 1 if self.widths[row] == FLOAT else 2 ** self.widths[row] - 1
+
+    def _to_codes(self, row: int, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        n = self._levels(row)
+        scale = CODE_MEAN * n / std
+        return scale, CODE_MEAN * n - mean * scale
+
+    def _quantised_weight(self, shape: tuple[int, int, int, int]) -> Weight:
+        w = self.rng.standard_normal(shape, np.float32)
+        x = w / (2 * np.abs(w).max()) + np.float32(0.5)
+        wide = np.minimum(np.floor(256 * x), 255).astype(np.uint8)
+        codes = {k: wide >> (8 - k) for k in self.widths if k != FLOAT}
+        return Weight(shape, w / np.float32(np.sqrt(np.prod(shape[1:]))) if FLOAT in self.widths else None, codes)
+
+    def _sums(self, weight: Weight, bits: int) -> Estimate:
+        """Mean and deviation of each output channel before its table, for inputs as CODE_MEAN and CODE_STD say."""
+        if bits == FLOAT:
+            assert weight.values is not None
+            w, n = weight.values, 1
+        else:
+            assert weight.codes is not None
+            w, n = 2 * weight.codes[bits].astype(np.float32) + (1 - 2**bits), 2**bits - 1
+        mean = CODE_MEAN * n * w.sum((1, 2, 3), np.float64)
+        return mean, CODE_STD * n * np.sqrt(np.square(w).sum((1, 2, 3), np.float64))
+
+    def _conv(self, name: str, x: str, shape: tuple[int, int, int, int], stride: int, groups: int, affine: bool) -> str:
+        kernel = shape[1]
+        return self.op(
+            name, "conv", x, channels=shape[0], weight=name, kernel=[kernel, kernel], stride=[stride, stride],
+            pad=[kernel // 2] * 4, dilation=[1, 1], groups=groups, signed=False, affine=affine,
+        )  # fmt: skip
+
+
+# --- Networks -------------------------------------------------------------------------------------------------------
+
+Layer = tuple[int, int, int]  # out, kernel, stride
+
+
+def residual_block(net: Net, name: str, x: str, layers: Sequence[Layer], skip: str) -> str:
+    """zoo/resnet.py's blocks. skip: "quantised", "raw" (float, of x) or "activated" (float, of the quantised x)."""
+    out, stride = layers[-1][0], max(layer[2] for layer in layers)
+    a = first = net.quantize(f"{name}.act0", x)
+    for i, (channels, kernel, step) in enumerate(layers):
+        last = i == len(layers) - 1
+        y = net.conv(f"{name}.conv{i}", a, channels, kernel, step, makes="float" if last else "codes")
+        a = y if last else net.quantize(f"{name}.act{i + 1}", y, affine=False)
+    if stride == 1 and net.channels[x] == out:
+        shortcut = x
+    elif skip == "quantised":
+        shortcut = net.conv(f"{name}.skip_conv", first, out, 1, stride, makes="norm")
+    else:
+        source = x if skip == "raw" else net.dequantize(f"{name}.skip_in", first)
+        shortcut = net.float_conv(f"{name}.skip_conv", source, out, 1, stride, makes="norm")
+    return net.add(f"{name}.add", y, shortcut)
+
+
+def resnet_graph(
+    depth: int = 50,
+    skip: str = "quantised",
+    size: int | None = 224,
+    widths: Sequence[int] = (1, 2, 4, 8),
+    classes: int = 1000,
+    width: float = 1,
+    seed: int = 0,
+) -> Graph:
+    """ResNet-18 or -50 of the zoo; skip is "quantised" or "float" (the raw input's). `width` narrows it for tests."""
+    blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
+    net = Net(f"resnet{depth}", size, widths, seed)
+    first = round(64 * width)
+    x = net.max_pool("maxpool", net.float_conv("conv0", INPUT, first, 7, 2))
+    for stage, count in enumerate(blocks):
+        channels = first << stage
+        for i in range(count):
+            stride = 2 if stage > 0 and i == 0 else 1
+            if depth == 18:
+                layers = [(channels, 3, stride), (channels, 3, 1)]
+            else:
+                layers = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
+            name = f"blocks.{sum(blocks[:stage]) + i}"
+            x = residual_block(net, name, x, layers, "raw" if skip == "float" else skip)
+    x = net.dequantize("act.out", net.quantize("act", x))
+    return net.graph(net.head(x, classes))
+
+
+def resnet20_graph(
+    width: float = 1,
+    skip: str = "float",
+    size: int | None = 32,
+    widths: Sequence[int] = (1, 2, 4, 8),
+    classes: int = 10,
+    seed: int = 0,
+) -> Graph:
+    """CIFAR ResNet-20; its float skip reads the quantised input, and its last norm has no activation."""
+    net = Net("resnet20", size, widths, seed)
+    x = net.float_conv("conv0", INPUT, round(16 * width), 3)
+    for stage in range(3):
+        channels = round((16 << stage) * width)
+        for i in range(3):
+            stride = 2 if stage > 0 and i == 0 else 1
+            layers = [(channels, 3, stride), (channels, 3, 1)]
+            x = residual_block(net, f"blocks.{3 * stage + i}", x, layers, "activated" if skip == "float" else skip)
+    net.tables["norm"] = net._table([(1 / s, -m / s) for m, s in net.estimates[x]])
+    return net.graph(net.head(net.op("norm", "affine", x), classes))
+
+
+# (expansion, channels, blocks, stride), as zoo/mobilenet.py has them for small images
+MOBILENET_STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+                    (6, 320, 1, 1))  # fmt: skip
+
+
+def mobilenetv2_graph(
+    group_size: int = 8,
+    size: int | None = 32,
+    widths: Sequence[int] = (1, 2, 4, 8),
+    classes: int = 10,
+    seed: int = 0,
+) -> Graph:
+    """MobileNetV2 of the zoo with group convolutions; group_size=1 is depth-wise."""
+    net = Net("mobilenetv2", size, widths, seed)
+    blocks = [
+        (expansion, channels, stride if i == 0 else 1)
+        for expansion, channels, count, stride in MOBILENET_STAGES
+        for i in range(count)
+    ]
+    x = net.float_conv("conv0", INPUT, 32, 3, makes="codes")
+    shared = False  # is x read by a sum too, so that its norm cannot be part of the convolution that made it?
+    for number, (expansion, channels, stride) in enumerate(blocks):
+        name, before = f"blocks.{number}", net.channels[x]
+        identity = stride == 1 and before == channels
+        # What the next block does with this one's output: its own sum reads it only where its channels stay.
+        after = blocks[number + 1] if number + 1 < len(blocks) else (1, 0, 1)
+        next_identity = after[2] == 1 and after[1] == channels
+        inner = before * expansion
+        a = net.quantize(f"{name}.act{0 if expansion > 1 else 1}", x, affine=shared)
+        if expansion > 1:
+            a = net.conv(f"{name}.conv0", a, inner, 1, makes="codes")
+            a = net.quantize(f"{name}.act1", a, affine=False)
+        y = net.conv(f"{name}.conv1", a, inner, 3, stride, inner // group_size, makes="codes")
+        y = net.quantize(f"{name}.act2", y, affine=False)
+        shared = identity or next_identity
+        y = net.conv(f"{name}.conv2", y, channels, 1, makes="float" if shared else "codes")
+        x = net.add(f"{name}.add", x, y) if identity else y
+    x = net.conv("conv1", net.quantize("act0", x, affine=shared), 1280, 1, makes="codes")
+    x = net.dequantize("act1.out", net.quantize("act1", x, affine=False))
+    return net.graph(net.head(x, classes))

@@ -1,0 +1,411 @@
+// Kernels, checked and timed without a network: every tile kernel of every table this CPU can run, at every number of
+// rows and vectors, against the scalar table bit for bit; then MAC/cycle against the limit of the CPU's ports.
+// Usage: kernels [check|speed], both without a word. Ends with 1 if anything differs. Linked with the engine's library
+// (anyprec_engine in CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
+#include "cpu.h"
+#include "panels.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace anyprec;
+
+namespace {
+
+std::mt19937 generator(1);
+int draw(int below) {
+    return static_cast<int>(generator() % static_cast<unsigned>(below));
+}
+float draw_float() {
+    return static_cast<float>(draw(20001) - 10000) / 4096.0f;
+}
+
+enum class Draw { any, lowest, highest };
+std::vector<uint8_t> draw_codes(size_t count, int bits, Draw from = Draw::any) {
+    std::vector<uint8_t> codes(count);
+    for (uint8_t &code : codes)
+        code = static_cast<uint8_t>(from == Draw::any ? draw(1 << bits) : from == Draw::lowest ? 0 : (1 << bits) - 1);
+    return codes;
+}
+std::vector<float> draw_floats(size_t count) {
+    std::vector<float> values(count);
+    for (float &value : values)
+        value = draw_float();
+    return values;
+}
+
+// A weight as a file would hold it, with memory of its own.
+struct Source {
+    Graph graph;
+    Weight weight;
+    std::vector<std::vector<uint8_t>> planes;
+    std::vector<float> values;
+
+    Source(int out, int taps, int in, int bits, Draw from = Draw::any) {
+        weight.shape[0] = out, weight.shape[1] = 1, weight.shape[2] = taps, weight.shape[3] = in;
+        weight.count = static_cast<size_t>(out) * taps * in;
+        if (bits == 0) {
+            weight.is_float = true;
+            values = draw_floats(weight.count);
+            weight.values = values.data();
+            return;
+        }
+        graph.planes.resize(9);
+        const std::vector<uint8_t> codes = draw_codes(weight.count, bits, from);
+        for (int plane = 0; plane < bits; ++plane) {
+            graph.planes[static_cast<size_t>(bits)].push_back(plane);
+            planes.emplace_back((weight.count + 7) / 8);
+            for (size_t i = 0; i < codes.size(); ++i)
+                planes.back()[i / 8] |= static_cast<uint8_t>((codes[i] >> (bits - 1 - plane) & 1) << i % 8);
+        }
+        for (const std::vector<uint8_t> &plane : planes)
+            weight.planes.push_back(plane.data());
+    }
+};
+
+// Pixels in the layout one kernel reads, and where each one starts.
+struct Prepared {
+    std::vector<uint8_t> bytes;
+    size_t stride;
+};
+
+int steps_of(const TileKernel &kernel, int in) {
+    return (in + kernel.group - 1) / kernel.group;
+}
+
+// `pixels` holds `in` codes or floats for each of `count` pixels. What a step reads past the last channel is not zero
+// here: it must not matter.
+Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::vector<uint8_t> &pixels, int count,
+                 int in) {
+    const int steps = steps_of(kernel, in), padded = steps * kernel.group;
+    Prepared to;
+    to.stride = static_cast<size_t>(steps) * step_bytes(kernel);
+    to.bytes.resize(to.stride * count);
+    for (int p = 0; p < count; ++p) {
+        uint8_t *at = to.bytes.data() + p * to.stride;
+        if (kernel.input == Input::floats) {
+            std::memcpy(at, pixels.data() + 4 * static_cast<size_t>(p) * in, to.stride);
+            continue;
+        }
+        std::vector<uint8_t> codes = draw_codes(static_cast<size_t>(padded), 8);
+        std::memcpy(codes.data(), pixels.data() + static_cast<size_t>(p) * in, static_cast<size_t>(in));
+        if (kernel.input == Input::codes)
+            std::memcpy(at, codes.data(), codes.size());
+        else if (kernel.input == Input::wide)
+            kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
+        else
+            kernels.lookup_offsets(codes.data(), steps, kernel.group, kernel.max_act_bits, kernel.lanes == 64 ? 64 : 16,
+                                   reinterpret_cast<uint16_t *>(at));
+    }
+    return to;
+}
+
+// All that an epilogue may read or write. Outputs have a guard value between the rows: nothing may be written there.
+struct Finish {
+    std::vector<float> scale, shift, residual, out, code_scale, code_shift;
+    std::vector<int32_t> constants, constant_rows; // two rows of constants, in turns
+    std::vector<uint8_t> codes;
+    Epilogue epilogue;
+    size_t stride;
+
+    Finish(int rows, int channels, int bits, int kind) : stride(static_cast<size_t>(channels) + 3) {
+        const auto n = static_cast<size_t>(channels);
+        scale = draw_floats(n), shift = draw_floats(n), code_scale = draw_floats(n), code_shift = draw_floats(n);
+        residual = draw_floats(stride * (rows - 1) + n); // ends where the tile ends: a sanitiser sees reads beyond
+        for (int i = 0; i < 2 * channels; ++i)
+            constants.push_back(draw(2001) - 1000);
+        for (int r = 0; r < rows; ++r)
+            constant_rows.push_back(r % 2 * channels);
+        out.assign(stride * rows, -77.0f), codes.assign(stride * rows, 177);
+        const float small = kind == 0 ? 1.0f : 1.0f / 512;
+        for (float &value : scale)
+            value *= small;
+        epilogue.levels = static_cast<float>((1 << bits) - 1);
+        if (kind != 0)
+            epilogue.clip_first = kind & 1, epilogue.clip_second = kind & 2;
+        epilogue.low_first = -20, epilogue.high_first = 30, epilogue.low_second = 0, epilogue.high_second = 6;
+    }
+    // The same for channels c and later, row r and later, into this object's outputs.
+    Epilogue at(int r, int c, int kind, const int32_t *window, int window_factor) {
+        Epilogue e = epilogue;
+        const size_t i = r * stride + c;
+        if (window)
+            e.doublings = 1, e.window = window + r, e.window_factor = window_factor;
+        if (kind == 2)
+            e.constants = constants.data() + c, e.constant_rows = constant_rows.data() + r;
+        if (kind != 0) {
+            e.scale = scale.data() + c, e.shift = shift.data() + c;
+            e.codes = codes.data() + i, e.codes_stride = stride;
+            e.residual = kind & 2 ? residual.data() + i : nullptr, e.residual_stride = stride;
+            if (kind != 3)
+                e.code_scale = code_scale.data() + c, e.code_shift = code_shift.data() + c;
+        }
+        e.out = out.data() + i, e.out_stride = stride;
+        return e;
+    }
+    bool same(const Finish &other) const {
+        return codes == other.codes && std::memcmp(out.data(), other.out.data(), 4 * out.size()) == 0;
+    }
+};
+
+// One convolution of a few pixels through a table's kernel. Tap t of row r reads pixel (2 r + t) % count.
+void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &source, int bits,
+              const std::vector<uint8_t> &pixels, int count, int rows_wanted, Finish &finish, int kind) {
+    const int out = source.weight.shape[0], taps = source.weight.shape[2], in = source.weight.shape[3];
+    const int steps = steps_of(kernel, in);
+    const Prepared input = prepare(kernels, kernel, pixels, count, in);
+    const Panel panel = build_panel(source.graph, source.weight, kernel, std::max(1, bits), 1);
+    const int window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits);
+    std::vector<int32_t> window(static_cast<size_t>(rows_wanted), 0);
+    for (int r = 0; r < rows_wanted && kernel.window; ++r)
+        for (int tap = 0; tap < taps; ++tap)
+            window[static_cast<size_t>(r)] += kernels.sum(pixels.data() + (2 * r + tap) % count * in, in);
+    for (const Block &block : cut_blocks(kernel, out, taps, steps))
+        for (int r = 0; r < rows_wanted;) {
+            const int rows = std::min(kernel.rows[block.shift], rows_wanted - r);
+            std::vector<int32_t> offsets;
+            for (int tap = 0; tap < taps; ++tap)
+                for (int i = 0; i < rows; ++i)
+                    offsets.push_back(static_cast<int32_t>((2 * (r + i) + tap) % count * input.stride));
+            Tile tile{};
+            tile.base = input.bytes.data(), tile.offsets = offsets.data();
+            tile.taps = taps, tile.steps = steps, tile.channels = block.channels;
+            tile.panel = tile.ahead = panel.data + block.panel;
+            tile.epilogue = finish.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor);
+            kernel.tiles[block.shift][rows - 1](tile);
+            r += rows;
+        }
+}
+
+// With `weights` lowest or highest, all codes are as large as the kernel allows: sums that are too narrow overflow.
+bool check_tile(const Kernels &kernels, const TileKernel &kernel, int rows, int out, int in, int taps, int kind,
+                Draw weights = Draw::any) {
+    const Kernels &scalar = *kernels_scalar();
+    const bool floats = kernel.coding == Coding::floats, any = weights == Draw::any;
+    const int bits = floats ? 0 : any ? 1 + draw(kernel.max_weight_bits) : kernel.max_weight_bits;
+    const int act_bits = floats ? 8 : any ? 1 + draw(kernel.max_act_bits) : kernel.max_act_bits;
+    const Source source(out, taps, in, bits, weights);
+    const int count = 2 * rows + 3;
+    std::vector<uint8_t> pixels;
+    if (floats) {
+        const std::vector<float> values = draw_floats(static_cast<size_t>(count) * in);
+        pixels.resize(4 * values.size());
+        std::memcpy(pixels.data(), values.data(), pixels.size());
+    } else {
+        pixels = draw_codes(static_cast<size_t>(count) * in, act_bits, any ? Draw::any : Draw::highest);
+    }
+    Finish expected(rows, out, act_bits, kind), got = expected;
+    convolve(scalar, floats ? *scalar.floats : *scalar.integer[0], source, bits, pixels, count, rows, expected, kind);
+    convolve(kernels, kernel, source, bits, pixels, count, rows, got, kind);
+    if (got.same(expected))
+        return true;
+    std::printf("DIFFERS: %s %s, rows %d, out %d, in %d, taps %d, epilogue %d, weight bits %d, act bits %d\n",
+                kernels.isa, kernel.name, rows, out, in, taps, kind, bits, act_bits);
+    return false;
+}
+
+std::vector<const TileKernel *> tile_kernels(const Kernels &kernels) {
+    std::vector<const TileKernel *> list;
+    for (const TileKernel *const *kernel = kernels.integer; *kernel; ++kernel)
+        list.push_back(*kernel);
+    list.push_back(kernels.floats);
+    return list;
+}
+
+int check_tiles(const Kernels &kernels) {
+    int wrong = 0, kind = 0;
+    for (const TileKernel *kernel : tile_kernels(kernels)) {
+        int cases = 0;
+        for (int shift = 0; shift <= kernel->shifts; ++shift) {
+            const int full = kernel->lanes << shift, below = shift ? full / 2 : 0; // below + 1 .. full take this shift
+            for (int rows = 1; rows <= kernel->rows[shift]; ++rows)
+                for (int out : {full, below + 1, full - 1, full + 3})
+                    for (int in : {1, 3, 16, 37, 130})
+                        for (int taps : {1, 3, 9}) {
+                            wrong += !check_tile(kernels, *kernel, rows, out, in, taps, kind++ % 4);
+                            ++cases;
+                        }
+            const int longest = static_cast<int>(std::min<int64_t>(kernel->max_k, 20000));
+            for (Draw weights : {Draw::lowest, Draw::highest})
+                for (int rows = 1; rows <= kernel->rows[shift]; ++rows, ++cases)
+                    wrong += !check_tile(kernels, *kernel, rows, below + 1, longest, 1, 0, weights);
+        }
+        std::printf("%-7s %-19s %d cases\n", kernels.isa, kernel->name, cases);
+    }
+    return wrong;
+}
+
+// The row functions at every count that leaves a part of a vector.
+int check_rows(const Kernels &kernels) {
+    const Kernels &scalar = *kernels_scalar();
+    int wrong = 0;
+    const auto expect = [&wrong, &kernels](bool same, const char *what, int n) {
+        if (!same)
+            std::printf("DIFFERS: %s %s of %d\n", kernels.isa, what, n), ++wrong;
+    };
+    for (int n = 1; n < 70; ++n) {
+        const auto count = static_cast<size_t>(n);
+        for (int kind = 0; kind < 4; ++kind) {
+            const int pixels = 5, taps = 1 + draw(9), bits = 1 + draw(8);
+            const std::vector<uint8_t> codes = draw_codes(count * 7, bits);
+            const std::vector<float> values = draw_floats(count * 7), weights = draw_floats(count * taps);
+            std::vector<int32_t> integers(count * taps), code_offsets, float_offsets;
+            for (int32_t &weight : integers)
+                weight = 2 * draw(256) - 255;
+            for (int i = 0; i < taps * pixels; ++i) {
+                code_offsets.push_back(draw(7) * n);
+                float_offsets.push_back(4 * code_offsets.back());
+            }
+            Finish start(pixels, n, bits, kind);
+            const auto compare = [&](const char *what, auto run) {
+                Finish expected = start, got = start;
+                run(scalar, expected), run(kernels, got);
+                expect(got.same(expected), what, n);
+            };
+            compare("depth_codes", [&](const Kernels &k, Finish &f) {
+                k.depth_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(),
+                               f.at(0, 0, kind, nullptr, 0)});
+            });
+            const auto *bytes = reinterpret_cast<const uint8_t *>(values.data());
+            compare("depth_floats", [&](const Kernels &k, Finish &f) {
+                k.depth_floats(
+                    {bytes, float_offsets.data(), taps, pixels, n, weights.data(), f.at(0, 0, kind, nullptr, 0)});
+            });
+            compare("finish", [&](const Kernels &k, Finish &f) {
+                k.finish(values.data(), count, pixels, n, f.at(0, 0, kind, nullptr, 0));
+            });
+        }
+        const std::vector<float> a = draw_floats(count), b = draw_floats(count);
+        const std::vector<uint8_t> codes = draw_codes(count, 8), more = draw_codes(count, 8);
+        const auto compare = [&](const char *what, auto start, auto run) {
+            auto expected = start, got = start;
+            run(scalar, expected), run(kernels, got);
+            expect(std::memcmp(got.data(), expected.data(), got.size() * sizeof(got[0])) == 0, what, n);
+        };
+        compare("maximum", a, [&](const Kernels &k, auto &to) { k.maximum(to.data(), b.data(), n); });
+        compare("accumulate", a, [&](const Kernels &k, auto &to) { k.accumulate(to.data(), b.data(), n); });
+        compare("mix", a, [&](const Kernels &k, auto &to) { k.mix(a.data(), b.data(), 0.3f, to.data(), n); });
+        compare("maximum_codes", codes,
+                [&](const Kernels &k, auto &to) { k.maximum_codes(to.data(), more.data(), n); });
+        compare("widen", std::vector<int16_t>(count),
+                [&](const Kernels &k, auto &to) { k.widen(codes.data(), count, to.data()); });
+        compare("sum", std::vector<int32_t>(1), [&](const Kernels &k, auto &to) { to[0] = k.sum(codes.data(), n); });
+        for (int group : {3, 4, 6}) {
+            const int bits = group == 6 ? 1 : 2;
+            const std::vector<uint8_t> pixel = draw_codes(count * group, bits);
+            compare("lookup_offsets", std::vector<uint16_t>(count), [&](const Kernels &k, auto &to) {
+                k.lookup_offsets(pixel.data(), n, group, bits, group == 4 ? 16 : 64, to.data());
+            });
+        }
+    }
+    return wrong;
+}
+
+// --- Speed -----------------------------------------------------------------------------------------------------------
+
+double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A chain of additions takes one cycle each, whatever the clock is doing now.
+uint64_t chain(int length) {
+    uint64_t x = 1;
+    for (int i = 0; i < length; ++i) {
+#if defined(__GNUC__)
+        __asm__ volatile("" : "+r"(x)); // or the compiler would sum the chain up itself
+#endif
+        x += 1;
+    }
+    return x;
+}
+
+// The best tenth of many short slices, for kernel and chain alike: other processes interrupt some slices, and one on
+// the same core takes ports from the kernel but not from the chain, so that a median would blame the kernel for it.
+template <typename Run> double cycles(Run run) {
+    const int length = 20000;
+    double start = seconds();
+    run();
+    const int repeats = std::max(1, static_cast<int>(3e-5 / (seconds() - start)));
+    std::vector<double> kernel, clock;
+    for (int slice = 0; slice < 200; ++slice) {
+        start = seconds();
+        for (int i = 0; i < repeats; ++i)
+            run();
+        const double middle = seconds();
+        chain(length);
+        kernel.push_back((middle - start) / repeats);
+        clock.push_back((seconds() - middle) / length);
+    }
+    std::nth_element(kernel.begin(), kernel.begin() + 20, kernel.end());
+    std::nth_element(clock.begin(), clock.begin() + 20, clock.end());
+    return kernel[20] / clock[20];
+}
+
+// Multiply-accumulates of one multiply or look-up, times how many of those a cycle starts: two, but one vpermb. CPUs
+// with three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
+int port_limit(const TileKernel &kernel) {
+    const int products = kernel.lanes * kernel.group;
+    const bool widens =
+        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits == 7; // a multiply more
+    return kernel.lanes == 64 || widens ? products : 2 * products;
+}
+
+void time_tiles(const Kernels &kernels) {
+    for (const TileKernel *kernel : tile_kernels(kernels))
+        for (int shift = 0; shift <= kernel->shifts; ++shift) {
+            const int rows = kernel->rows[shift], out = kernel->lanes << shift, limit = port_limit(*kernel), taps = 9;
+            std::printf("%-7s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
+            for (int in : {64, 256}) {
+                const int bits = kernel->max_weight_bits, act_bits = std::max(1, kernel->max_act_bits);
+                const Source source(out, taps, in, bits);
+                const int count = 2 * rows + 3;
+                std::vector<uint8_t> pixels(4 * static_cast<size_t>(count) * in); // zeros will do for floats
+                if (bits)
+                    pixels = draw_codes(static_cast<size_t>(count) * in, act_bits);
+                const Prepared input = prepare(kernels, *kernel, pixels, count, in);
+                const Panel panel = build_panel(source.graph, source.weight, *kernel, std::max(1, bits), 1);
+                std::vector<int32_t> offsets, window(kMaxRows, 5);
+                for (int tap = 0; tap < taps; ++tap)
+                    for (int r = 0; r < rows; ++r)
+                        offsets.push_back(static_cast<int32_t>((r + tap) % count * input.stride));
+                Finish finish(rows, out, act_bits, 0);
+                Tile tile{};
+                tile.base = input.bytes.data(), tile.offsets = offsets.data();
+                tile.taps = taps, tile.steps = steps_of(*kernel, in), tile.channels = out;
+                tile.panel = tile.ahead = panel.data;
+                tile.epilogue = finish.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
+                tile.epilogue.out = nullptr;
+                const TileFunction function = kernel->tiles[shift][rows - 1];
+                const double rate = static_cast<double>(taps) * in * out * rows / cycles([&] { function(tile); });
+                std::printf("  K %4d %6.1f (%3.0f %%)", taps * in, rate, 100 * rate / limit);
+            }
+            std::printf("\n");
+        }
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    const std::string wish = argc > 1 ? argv[1] : "";
+    int wrong = 0;
+    for (const Kernels *kernels : {kernels_scalar(), kernels_avx2(), kernels_avx512()}) {
+        try {
+            choose_isa(kernels->isa, cpu_features());
+        } catch (const IsaError &) {
+            std::printf("%-7s not on this CPU\n", kernels->isa);
+            continue;
+        }
+        if (wish != "speed")
+            wrong += check_tiles(*kernels) + check_rows(*kernels);
+        if (wish != "check" && kernels != kernels_scalar())
+            time_tiles(*kernels);
+    }
+    if (wish != "speed")
+        std::printf(wrong ? "%d cases differ from scalar\n" : "all equal to scalar\n", wrong);
+    return wrong != 0;
+}

@@ -1,0 +1,332 @@
+// See engine.h. Plans and panels are made on first use under one mutex and then only read; every call has an arena of
+// its own from a stock, so calls do not wait for each other.
+#include "engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "cpu.h"
+#include "kernels.h"
+#include "panels.h"
+#include "plan.h"
+#include "reader.h"
+#include "threads.h"
+
+namespace anyprec {
+namespace {
+
+const Kernels &kernels_for(const std::string &isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+    if (isa == "avx512")
+        return *kernels_avx512();
+    if (isa == "avx2")
+        return *kernels_avx2();
+#endif
+    (void)isa;
+    return *kernels_scalar();
+}
+
+struct Arena {
+    std::unique_ptr<uint8_t[]> storage; // not cleared: pages that are never touched cost nothing
+    uint8_t *data = nullptr;
+    size_t bytes = 0;
+
+    explicit Arena(size_t size) : storage(new uint8_t[size + 64]), data(at_line(storage.get())), bytes(size) {}
+};
+
+using PlanKey = std::tuple<int, int, int, int>; // profile, n, h, w
+
+} // namespace
+
+struct Model::Impl {
+    std::shared_ptr<ModelFile> file;
+    std::string isa;
+    const Kernels *kernels = nullptr;
+    size_t budget = 0;
+    ThreadPool pool;
+
+    std::mutex mutex; // guards all that follows, and the file's planes
+    // Plans by last use, newest first. They own their panels together; `panels` knows them for sharing.
+    std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
+    std::map<std::tuple<int, int, const TileKernel *, int>, std::weak_ptr<const Panel>> panels;
+    std::vector<std::unique_ptr<Arena>> arenas; // not in use now
+    size_t arena_total = 0;
+    // uint8 images: value of every byte, by channel.
+    std::vector<float> byte_values; // [channel][256]
+
+    const Graph &graph() const { return file->graph(); }
+    std::shared_ptr<const Plan> plan_for(const PlanKey &key);
+    std::shared_ptr<const Panel> panel(int weight, int bits, const TileKernel *kernel, int groups);
+    size_t held() const;
+    void keep_to_budget();
+    std::unique_ptr<Arena> take_arena(size_t bytes);
+    void check_profile(int profile) const;
+    void check_images(const Images &images) const;
+    void fill_input(const Plan &plan, const Images &images, uint8_t *arena) const;
+};
+
+std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const TileKernel *kernel, int groups) {
+    std::weak_ptr<const Panel> &known = panels[{weight, bits, kernel, groups}];
+    std::shared_ptr<const Panel> found = known.lock();
+    if (!found) {
+        const Weight &w = graph().weights[static_cast<size_t>(weight)];
+        found = std::make_shared<const Panel>(kernel ? build_panel(graph(), w, *kernel, bits, groups)
+                                                     : build_depth_panel(graph(), w, bits));
+        known = found;
+    }
+    return found;
+}
+
+size_t Model::Impl::held() const {
+    size_t bytes = 0;
+    for (const auto &entry : panels)
+        if (const auto panel = entry.second.lock())
+            bytes += panel->bytes;
+    return bytes;
+}
+
+// Forgets the plans that were not used for longest until the panels fit; the newest always stays. A plan in the middle
+// of a call lives on until the call ends.
+void Model::Impl::keep_to_budget() {
+    constexpr size_t kMostPlans = 64; // input sizes times profiles; each is small, but a caller may try thousands
+    while (plans.size() > 1 && (plans.size() > kMostPlans || (budget && held() > budget)))
+        plans.pop_back();
+}
+
+std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
+    for (auto it = plans.begin(); it != plans.end(); ++it)
+        if (it->first == key) {
+            plans.splice(plans.begin(), plans, it);
+            return it->second;
+        }
+    const auto [profile, n, h, w] = key;
+    auto plan = std::make_shared<const Plan>(
+        make_plan(graph(), profile, n, h, w, *kernels,
+                  [this](int weight, int bits, const TileKernel *kernel, int groups) {
+                      return panel(weight, bits, kernel, groups);
+                  }));
+    file->drop_pages(); // the planes are in the panels now
+    plans.emplace_front(key, plan);
+    keep_to_budget();
+    return plan;
+}
+
+std::unique_ptr<Arena> Model::Impl::take_arena(size_t bytes) {
+    // The smallest that is large enough; else a new one replaces the largest that is too small.
+    auto best = arenas.end();
+    for (auto it = arenas.begin(); it != arenas.end(); ++it)
+        if ((*it)->bytes >= bytes && (best == arenas.end() || (*it)->bytes < (*best)->bytes))
+            best = it;
+    if (best == arenas.end()) {
+        if (!arenas.empty()) {
+            arena_total -= arenas.back()->bytes;
+            arenas.pop_back();
+        }
+        auto arena = std::make_unique<Arena>(bytes);
+        arena_total += bytes;
+        return arena;
+    }
+    std::unique_ptr<Arena> arena = std::move(*best);
+    arenas.erase(best);
+    return arena;
+}
+
+void Model::Impl::check_profile(int profile) const {
+    const auto count = static_cast<int>(graph().profiles.size());
+    if (profile < 0 || profile >= count)
+        throw InputError("profile number " + std::to_string(profile) + " does not exist; there are " +
+                         std::to_string(count));
+    if (!file->available(profile))
+        throw InputError("profile '" + graph().profiles[static_cast<size_t>(profile)].name +
+                         "' needs planes that are not loaded (max_bits, or a file still growing)");
+}
+
+void Model::Impl::check_images(const Images &images) const {
+    if (images.c != graph().input_c)
+        throw InputError("images have " + std::to_string(images.c) + " channels, the model takes " +
+                         std::to_string(graph().input_c));
+    if (images.bytes && byte_values.empty())
+        throw InputError(
+            "this model file does not say how uint8 images become floats; give float32, or pack it with image=");
+}
+
+void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *arena) const {
+    const Place &place = plan.places[0];
+    const size_t pixels = static_cast<size_t>(place.pixels), channels = static_cast<size_t>(images.c);
+    for (int n = 0; n < images.n; ++n) {
+        uint8_t *image = arena + place.offset + place.image * static_cast<size_t>(n);
+        std::memset(image, 0, place.pixel);
+        float *to = reinterpret_cast<float *>(image + place.pixel);
+        const size_t from = static_cast<size_t>(n) * pixels * channels;
+        if (images.bytes) {
+            const uint8_t *x = static_cast<const uint8_t *>(images.data) + from;
+            for (size_t c = 0; c < channels; ++c)
+                for (size_t p = 0; p < pixels; ++p)
+                    to[p * channels + c] =
+                        byte_values[c * 256 + (images.channels_first ? x[c * pixels + p] : x[p * channels + c])];
+        } else if (images.channels_first) {
+            const float *x = static_cast<const float *>(images.data) + from;
+            for (size_t c = 0; c < channels; ++c)
+                for (size_t p = 0; p < pixels; ++p)
+                    to[p * channels + c] = x[c * pixels + p];
+        } else {
+            std::memcpy(to, static_cast<const float *>(images.data) + from, 4 * pixels * channels);
+        }
+    }
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+
+std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &options) {
+    auto impl = std::make_unique<Impl>();
+    impl->isa = options.isa.empty() ? anyprec::isa() : choose_isa(options.isa, cpu_features());
+    impl->kernels = &kernels_for(impl->isa);
+    impl->budget = options.panel_budget;
+    impl->file = ModelFile::open(path, options.max_bits, options.verify);
+    const Graph &graph = impl->graph();
+    for (size_t c = 0; c < graph.image_scale.size(); ++c)
+        for (int b = 0; b < 256; ++b)
+            impl->byte_values.push_back(std::fma(static_cast<float>(b), graph.image_scale[c], graph.image_shift[c]));
+    return std::shared_ptr<Model>(new Model(std::move(impl)));
+}
+
+const std::string &Model::name() const { return impl_->graph().name; }
+const std::string &Model::isa() const { return impl_->isa; }
+std::vector<std::string> Model::labels() const { return impl_->graph().labels; }
+int Model::input_height() const { return impl_->graph().input_h; }
+int Model::input_width() const { return impl_->graph().input_w; }
+int Model::input_channels() const { return impl_->graph().input_c; }
+bool Model::takes_bytes() const { return !impl_->byte_values.empty(); }
+size_t Model::file_bytes() const { return impl_->file->file_bytes(); }
+
+std::vector<ProfileInfo> Model::profiles() const {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    std::vector<ProfileInfo> infos;
+    const Graph &graph = impl_->graph();
+    for (size_t p = 0; p < graph.profiles.size(); ++p) {
+        const Profile &profile = graph.profiles[p];
+        ProfileInfo info;
+        info.name = profile.name;
+        for (size_t i = 0; i < graph.weights.size(); ++i)
+            if (!graph.weights[i].is_float)
+                info.weight_bits = std::max<int>(info.weight_bits, profile.weight_bits[i]);
+        for (uint8_t bits : profile.act_bits)
+            info.act_bits = std::max<int>(info.act_bits, bits);
+        info.accuracy = profile.accuracy;
+        info.available = impl_->file->available(static_cast<int>(p));
+        info.bytes = info.weight_bits ? impl_->file->bytes_for(info.weight_bits) : impl_->file->file_bytes();
+        infos.push_back(info);
+    }
+    return infos;
+}
+
+std::vector<std::string> Model::outputs() const {
+    std::vector<std::string> names;
+    for (int value : impl_->graph().outputs)
+        names.push_back(value ? impl_->graph().ops[static_cast<size_t>(value) - 1].name : "input");
+    return names;
+}
+
+bool Model::refresh() {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    return impl_->file->refresh();
+}
+
+std::vector<OutputShape> Model::output_shapes(int n, int h, int w) const {
+    const std::vector<Shape> shapes = infer_shapes(impl_->graph(), n, h, w);
+    std::vector<OutputShape> result;
+    for (int value : impl_->graph().outputs) {
+        const Shape &s = shapes[static_cast<size_t>(value)];
+        result.push_back({s.n, s.h, s.w, s.c});
+    }
+    return result;
+}
+
+void Model::run(const Images &images, int profile, int threads, float *const *outs) {
+    const Graph &graph = impl_->graph();
+    impl_->check_images(images);
+    std::shared_ptr<const Plan> plan;
+    std::unique_ptr<Arena> arena;
+    {
+        std::lock_guard<std::mutex> lock(impl_->mutex);
+        impl_->check_profile(profile);
+        plan = impl_->plan_for({profile, images.n, images.h, images.w});
+        arena = impl_->take_arena(plan->arena_bytes);
+    }
+    impl_->fill_input(*plan, images, arena->data);
+    Threads team{impl_->pool, threads};
+    run_plan(*plan, *impl_->kernels, arena->data, team);
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+        const auto value = static_cast<size_t>(graph.outputs[i]);
+        const Place &place = plan->places[value];
+        const size_t count = static_cast<size_t>(place.pixels) * static_cast<size_t>(plan->shapes[value].c);
+        for (int n = 0; n < images.n; ++n) {
+            const uint8_t *from = arena->data + place.offset + place.image * static_cast<size_t>(n) + place.pixel;
+            float *to = outs[i] + count * static_cast<size_t>(n);
+            if (plan->codes[value])
+                std::copy(from, from + count, to);
+            else
+                std::memcpy(to, from, 4 * count);
+        }
+    }
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    impl_->arenas.push_back(std::move(arena));
+}
+
+std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat) {
+    static const char *const kinds[] = {"prepare", "conv",   "finish",  "dequantize", "concat", "max_pool",
+                                        "avg_pool", "resize", "softmax", "flatten",    "pad"};
+    impl_->check_images(images);
+    std::shared_ptr<const Plan> plan;
+    {
+        std::lock_guard<std::mutex> lock(impl_->mutex);
+        impl_->check_profile(profile);
+        plan = impl_->plan_for({profile, images.n, images.h, images.w});
+    }
+    Arena arena(plan->arena_bytes);
+    Threads alone{impl_->pool, 1};
+    const size_t count = plan->steps.size();
+    std::vector<std::vector<double>> times(count);
+    std::vector<double> seconds(count);
+    for (int i = 0; i < repeat; ++i) {
+        impl_->fill_input(*plan, images, arena.data);
+        run_plan(*plan, *impl_->kernels, arena.data, alone, seconds.data());
+        for (size_t s = 0; s < count; ++s)
+            times[s].push_back(seconds[s]);
+    }
+    std::vector<StepInfo> infos;
+    for (size_t i = 0; i < count; ++i) {
+        const Step &s = plan->steps[i];
+        StepInfo info;
+        info.op = s.op->name;
+        info.work = kinds[static_cast<size_t>(s.kind)];
+        if (s.conv) {
+            const ConvStep &c = *s.conv;
+            info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
+                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "");
+            info.products = int64_t(images.n) * c.out_pixels * c.out_channels * c.taps * c.group_in;
+        }
+        std::sort(times[i].begin(), times[i].end());
+        info.seconds = times[i].empty() ? 0 : times[i][times[i].size() / 2];
+        infos.push_back(info);
+    }
+    return infos;
+}
+
+size_t Model::panel_bytes() const {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    return impl_->held();
+}
+
+size_t Model::arena_bytes() const {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    return impl_->arena_total;
+}
+
+} // namespace anyprec

@@ -1,0 +1,83 @@
+// Engine: a model file ready to be called. In: a path; images and a profile per call. Out: float outputs.
+// This header needs nothing but the standard library: it is the C++ interface of anyprec (docs/cpp.md). Calls from many
+// threads at once are safe, each with its own profile; results do not depend on threads, batch or instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace anyprec {
+
+struct OpenOptions {
+    int max_bits = 0;        // 1..8: read only so many planes; 0: all
+    bool verify = false;     // compare every tensor with its checksum
+    size_t panel_budget = 0; // most bytes of prepared weights to keep beyond the profile in use; 0: no limit
+    std::string isa;         // empty: ANYPREC_ISA, else the best this CPU can run
+};
+
+// Images as the caller has them: float32, or uint8 that the file's scale and shift turn into floats.
+struct Images {
+    const void *data = nullptr;
+    bool bytes = false;          // uint8 instead of float32
+    bool channels_first = false; // NCHW instead of NHWC
+    int n = 0, h = 0, w = 0, c = 0;
+};
+
+struct OutputShape {
+    int n = 0, h = 0, w = 0, c = 0; // vectors have h = w = 1
+};
+
+struct ProfileInfo {
+    std::string name;
+    int weight_bits = 0, act_bits = 0; // the widest of any layer
+    double accuracy = 0;               // NaN where unknown
+    bool available = false;            // all its planes are there
+    size_t bytes = 0;                  // length of the prefix of the file it needs
+};
+
+// One step of a run: an op, with those that were fused into it.
+struct StepInfo {
+    std::string op;      // name in the graph
+    std::string work;    // "vpdpbusd, add, quantize", "max_pool", ...
+    int64_t products = 0; // multiplications of a convolution
+    double seconds = 0;
+};
+
+class Model {
+  public:
+    // Throws ModelError (reader.h), IsaError (cpu.h).
+    static std::shared_ptr<Model> open(const std::string &path, const OpenOptions &options = {});
+    ~Model();
+
+    const std::string &name() const;
+    const std::string &isa() const;
+    std::vector<std::string> labels() const;
+    int input_height() const, input_width() const, input_channels() const; // 0: free
+    bool takes_bytes() const;
+    std::vector<ProfileInfo> profiles() const;
+    std::vector<std::string> outputs() const;
+
+    // Looks for planes that arrived since (a file still being downloaded); true if there are more now.
+    bool refresh();
+
+    // Throws InputError (shapes.h) for sizes the graph cannot take.
+    std::vector<OutputShape> output_shapes(int n, int h, int w) const;
+    // Writes output i to outs[i], NHWC. Profile is a number of profiles(). Throws InputError, std::bad_alloc.
+    void run(const Images &images, int profile, int threads, float *const *outs);
+
+    // The steps a profile takes for these images, each with the median time of `repeat` runs on one thread.
+    std::vector<StepInfo> steps(const Images &images, int profile, int repeat);
+    size_t panel_bytes() const; // prepared weights held now
+    size_t arena_bytes() const; // working memory held now
+    size_t file_bytes() const;
+
+  private:
+    struct Impl;
+    explicit Model(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace anyprec

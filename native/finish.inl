@@ -1,0 +1,85 @@
+// The end of a tile: sums from memory to codes and floats, as Epilogue says. Included like rows.inl, after it.
+// There is one function for each set of things to do: deciding vector by vector took longer than doing them.
+
+enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAll = 31, kAny = 32 };
+
+inline F as_float(const Epilogue &, size_t, int, int, const float *acc) { return load(acc, W); }
+template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, int n, const Sum *acc) {
+    I sum = load_sum(acc);
+    for (int i = 0; i < e.doublings; ++i)
+        sum = add(sum, sum);
+    if (e.window)
+        sum = add(sum, set1(e.window_factor * e.window[row]));
+    if (e.constants)
+        sum = add(sum, load(e.constants + e.constant_rows[row] + c, n));
+    return to_float(sum);
+}
+
+// acc is [rows][width], whole vectors. Channels outside, rows inside: a channel's numbers are loaded once a tile.
+template <int Wishes, typename Sum>
+void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int channels) {
+    Epilogue e = given;
+    if (Wishes != kAny) { // the rare things are off, and the compiler knows what is on
+        e.doublings = Wishes & kWindow ? 1 : 0;
+        e.window = Wishes & kWindow ? e.window : nullptr;
+        e.constants = nullptr;
+        e.clip_first = e.clip_second = false;
+        e.residual = Wishes & kResidual ? e.residual : nullptr;
+        e.out = Wishes & kOut ? e.out : nullptr;
+        e.codes = Wishes & kCodes ? e.codes : nullptr;
+        e.code_scale = Wishes & kCodeScale ? e.code_scale : nullptr;
+    }
+    for (int c = 0; c < channels; c += W) {
+        const int n = channels - c;
+        const bool scaled = e.scale != nullptr;
+        const F scale = scaled ? load(e.scale + c, n) : set1(0.0f), shift = scaled ? load(e.shift + c, n) : scale;
+        const bool code_scaled = e.code_scale != nullptr;
+        const F code_scale = code_scaled ? load(e.code_scale + c, n) : set1(0.0f);
+        const F code_shift = code_scaled ? load(e.code_shift + c, n) : code_scale;
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+            F y = as_float(e, r, c, n, acc + r * width + c);
+            if (scaled)
+                y = fma(y, scale, shift);
+            if (e.clip_first)
+                y = smaller(larger(y, set1(e.low_first)), set1(e.high_first));
+            if (e.residual)
+                y = add(y, load(e.residual + r * e.residual_stride + c, n));
+            if (e.clip_second)
+                y = smaller(larger(y, set1(e.low_second)), set1(e.high_second));
+            if (e.out)
+                store(e.out + r * e.out_stride + c, y, n);
+            if (e.codes) {
+                if (code_scaled)
+                    y = fma(y, code_scale, code_shift);
+                store_codes(e.codes + r * e.codes_stride + c, smaller(larger(y, set1(0.0f)), set1(e.levels)), n);
+            }
+        }
+    }
+}
+
+template <typename Sum> void finish_tile(const Epilogue &e, const Sum *acc, int width, int rows, int channels) {
+    using Finish = void (*)(const Epilogue &, const Sum *, int, int, int);
+#define FINISH4(n) finish_sums<n, Sum>, finish_sums<n + 1, Sum>, finish_sums<n + 2, Sum>, finish_sums<n + 3, Sum>
+#define FINISH16(n) FINISH4(n), FINISH4(n + 4), FINISH4(n + 8), FINISH4(n + 12)
+    static constexpr Finish finishes[] = {FINISH16(0), FINISH16(16), finish_sums<kAny, Sum>};
+#undef FINISH16
+#undef FINISH4
+    int wishes = kAny;
+    if (!e.constants && !e.clip_first && !e.clip_second && e.doublings == (e.window ? 1 : 0))
+        wishes = (e.residual ? kResidual : 0) | (e.out ? kOut : 0) | (e.codes ? kCodes : 0) |
+                 (e.code_scale ? kCodeScale : 0) | (e.window ? kWindow : 0);
+    finishes[wishes](e, acc, width, rows, channels);
+}
+
+// What the next tile will read and write, on its way to the cache while this one is computed.
+inline void fetch_next(const Epilogue &e, int rows, int channels) {
+    if (!e.residual && !e.out)
+        return;
+    for (int r = rows; r < 2 * rows; ++r)
+        for (int c = 0; c < channels; c += 16) { // a line
+            if (e.residual)
+                prefetch(e.residual + static_cast<size_t>(r) * e.residual_stride + c);
+            if (e.out && e.out != e.residual)
+                prefetch(e.out + static_cast<size_t>(r) * e.out_stride + c);
+        }
+}

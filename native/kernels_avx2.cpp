@@ -1,0 +1,531 @@
+// AVX2 with FMA (Haswell, Zen and later). The only flags: -mavx2 -mfma -O2 -ffp-contract=off.
+// 8 bit: vpmaddwd on 16 bit integers. 7 to 3 bit: vpmaddubsw on bytes, whose 16 bit sums are widened before they can
+// overflow. 2 and 1 bit: vpshufb as a look-up of 16 entries: the table is chosen by four activations (256 tables at
+// 2 bit, 4 KB of constants; 16 at 1 bit), the index is four weights of one plane.
+// All of them keep at most 12 sums in the 16 registers; totals that are touched only now and then live on the stack.
+#include "kernels.h"
+
+#include <immintrin.h>
+
+#include <cstring>
+
+namespace anyprec {
+namespace {
+
+constexpr int W = 8;
+using F = __m256;
+using I = __m256i;
+
+constexpr int32_t kMask[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
+inline I first(int n) {
+    return _mm256_loadu_si256(reinterpret_cast<const I *>(kMask + W - n));
+}
+inline void store(void *p, I v) {
+    _mm256_store_si256(static_cast<I *>(p), v);
+}
+inline I load(const void *p) {
+    return _mm256_loadu_si256(static_cast<const I *>(p));
+}
+inline F load(const float *p, int n) {
+    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first(n));
+}
+inline I load(const int32_t *p, int n) {
+    return n >= W ? load(p) : _mm256_maskload_epi32(p, first(n));
+}
+inline I load_codes(const uint8_t *p, int n) {
+    uint64_t codes = 0;
+    if (n >= W)
+        std::memcpy(&codes, p, W);
+    else
+        for (int i = 0; i < n; ++i)
+            codes |= static_cast<uint64_t>(p[i]) << (8 * i);
+    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
+}
+inline void store(float *p, F v, int n) {
+    if (n >= W)
+        _mm256_storeu_ps(p, v);
+    else
+        _mm256_maskstore_ps(p, first(n), v);
+}
+inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
+    const I wide = _mm256_cvtps_epi32(v);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    const uint64_t codes = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
+    if (n >= W)
+        std::memcpy(p, &codes, W);
+    else
+        for (int i = 0; i < n; ++i)
+            p[i] = static_cast<uint8_t>(codes >> (8 * i));
+}
+inline F set1(float x) {
+    return _mm256_set1_ps(x);
+}
+inline I set1(int32_t x) {
+    return _mm256_set1_epi32(x);
+}
+inline F fma(F a, F b, F c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+inline F add(F a, F b) {
+    return _mm256_add_ps(a, b);
+}
+inline I add(I a, I b) {
+    return _mm256_add_epi32(a, b);
+}
+inline F larger(F a, F b) {
+    return _mm256_max_ps(a, b);
+} // a > b ? a : b, NaN gives b
+inline F smaller(F a, F b) {
+    return _mm256_min_ps(a, b);
+} // a < b ? a : b
+inline F to_float(I a) {
+    return _mm256_cvtepi32_ps(a);
+}
+// Both factors fit 16 bit and a is not negative: its upper half is 0, so one vpmaddwd is a 32 bit product.
+inline I multiply_add(I a, I b, I c) {
+    return _mm256_add_epi32(_mm256_madd_epi16(a, b), c);
+}
+
+inline I load_sum(const int32_t *p) {
+    return load(p);
+}
+inline I load_sum(const uint16_t *p) {
+    return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline void prefetch(const float *p) {
+    _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0);
+}
+
+inline void prefetch_far(const uint8_t *p) {
+    _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
+}
+
+#include "rows.inl"
+
+#include "finish.inl"
+
+// 16 offsets at once; see lookup_offsets in rows.inl for what they are. The last 16 may overlap those before them.
+void lookup_offsets_ymm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
+    if (steps < 16 || entry != 16)
+        return lookup_offsets(codes, steps, group, bits, entry, offsets);
+    const I mask = _mm256_set1_epi16(static_cast<int16_t>((1 << (group * bits)) - 1));
+    const __m128i shift = _mm_cvtsi32_si128(bits);
+    for (int g = 0; g < steps; g += 16) {
+        const int at = g + 16 <= steps ? g : steps - 16;
+        I index = _mm256_setzero_si256();
+        for (int part = group - 1; part >= 0; --part) {
+            const uint8_t *from = codes + static_cast<ptrdiff_t>(part) * steps + at;
+            const I code = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+            index = _mm256_or_si256(_mm256_sll_epi16(index, shift), code);
+        }
+        index = _mm256_slli_epi16(_mm256_and_si256(index, mask), 4);
+        _mm256_storeu_si256(reinterpret_cast<I *>(offsets + at), index);
+    }
+}
+
+int32_t sum_ymm(const uint8_t *codes, int count) {
+    I sums = _mm256_setzero_si256(); // four of 64 bit
+    int c = 0;
+    for (; c + 32 <= count; c += 32)
+        sums = _mm256_add_epi64(sums, _mm256_sad_epu8(load(codes + c), _mm256_setzero_si256()));
+    __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
+    int32_t total = static_cast<int32_t>(_mm_cvtsi128_si64(sum));
+    for (; c < count; ++c)
+        total += codes[c];
+    return total;
+}
+
+inline I broadcast4(const uint8_t *p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
+}
+
+// --- 8 bit: vpmaddwd, two channels a step ----------------------------------------------------------------------------
+
+template <int R, int V> void dot_wide(const Tile &t) {
+    fetch_next(t.epilogue, R, t.channels);
+    I acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm256_setzero_si256();
+    const uint8_t *panel = t.panel, *ahead = t.ahead;
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const uint8_t *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = t.base + t.offsets[tap * R + r];
+        for (int s = 0; s < t.steps; ++s) {
+            I w[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                w[v] = load(panel + 32 * v);
+            panel += 32 * V;
+            prefetch_far(ahead);
+            ahead += 64;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I x = broadcast4(in[r] + 4 * s);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(x, w[v]));
+            }
+        }
+    }
+    alignas(32) int32_t sums[R][W * V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            store(sums[r] + W * v, acc[r][v]);
+    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+}
+
+// --- 7 to 3 bit: vpmaddubsw, four channels a step --------------------------------------------------------------------
+
+// Steps a 16 bit sum holds, for the largest weight and code: each adds at most 2 x 15 x 15 = 450 at 4 bit.
+constexpr int hold(int weight, int code) {
+    return 32767 / (2 * weight * code);
+}
+
+// At 7 bit a sum holds one step: it is widened at once and needs no totals.
+template <int R, int V, int Hold> void dot_narrow(const Tile &t) {
+    constexpr bool kAtOnce = Hold == 1;
+    fetch_next(t.epilogue, R, t.channels);
+    const I ones = _mm256_set1_epi16(1);
+    alignas(32) int32_t total[R][W * V];
+    I acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            acc[r][v] = _mm256_setzero_si256();
+            store(total[r] + W * v, acc[r][v]);
+        }
+    const auto flush = [&] {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                int32_t *to = total[r] + W * v;
+                store(to, kAtOnce ? acc[r][v] : add(load(to), _mm256_madd_epi16(acc[r][v], ones)));
+                acc[r][v] = _mm256_setzero_si256();
+            }
+    };
+    const uint8_t *panel = t.panel, *ahead = t.ahead;
+    int room = kAtOnce ? 1 << 30 : Hold;
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const uint8_t *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = t.base + t.offsets[tap * R + r];
+        for (int s = 0; s < t.steps;) {
+            const int end = t.steps - s < room ? t.steps : s + room;
+            room -= end - s;
+            for (; s < end; ++s) {
+                I w[V];
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    w[v] = load(panel + 32 * v);
+                panel += 32 * V;
+                prefetch_far(ahead);
+                ahead += 64;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const I x = broadcast4(in[r] + 4 * s);
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v) {
+                        const I products = _mm256_maddubs_epi16(x, w[v]);
+                        acc[r][v] = kAtOnce ? add(acc[r][v], _mm256_madd_epi16(products, ones))
+                                            : _mm256_add_epi16(acc[r][v], products);
+                    }
+                }
+            }
+            if (room == 0) {
+                flush();
+                room = Hold;
+            }
+        }
+    }
+    flush();
+    finish_tile(t.epilogue, total[0], W * V, R, t.channels);
+}
+
+// --- Float: one fma a product, in the order of K ---------------------------------------------------------------------
+
+template <int R, int V> void multiply(const Tile &t) {
+    fetch_next(t.epilogue, R, t.channels);
+    F acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm256_setzero_ps();
+    const float *panel = reinterpret_cast<const float *>(t.panel);
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const float *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = reinterpret_cast<const float *>(t.base + t.offsets[tap * R + r]);
+        for (int s = 0; s < t.steps; ++s) {
+            F w[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                w[v] = _mm256_loadu_ps(panel + W * v);
+            panel += W * V;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const F x = _mm256_set1_ps(in[r][s]);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    acc[r][v] = _mm256_fmadd_ps(x, w[v], acc[r][v]);
+            }
+        }
+    }
+    alignas(32) float sums[R][W * V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            _mm256_store_ps(sums[r] + W * v, acc[r][v]);
+    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+}
+
+// --- 2 and 1 bit: look-up --------------------------------------------------------------------------------------------
+
+// table[a][w] = sum over four channels of the activation's code in a times the weight's bit in w.
+template <int Bits> struct Products {
+    alignas(64) uint8_t table[1 << (4 * Bits)][16];
+    constexpr Products() : table() {
+        for (int a = 0; a < 1 << (4 * Bits); ++a)
+            for (int w = 0; w < 16; ++w) {
+                int sum = 0;
+                for (int i = 0; i < 4; ++i)
+                    sum += (a >> (i * Bits) & ((1 << Bits) - 1)) * (w >> i & 1);
+                table[a][w] = static_cast<uint8_t>(sum);
+            }
+    }
+};
+constexpr Products<1> products1;
+constexpr Products<2> products2;
+
+// Byte sums hold 255 / (largest entry) steps: 4 per step at 1 bit, 12 at 2 bit. Totals are 16 bit. At 1 bit the even
+// bytes are channels 0..15 of the vector and the odd ones 16..31 (panels.cpp interleaves them); at 2 bit they are the
+// lower and the upper plane of the same channel, and vpmaddubsw gives lower + 2 upper.
+template <int R, int V, int Bits> void look_up(const Tile &t) {
+    constexpr int kHold = Bits == 1 ? 255 / 4 : 255 / 12;
+    constexpr int kLanes = Bits == 1 ? 32 : 16;
+    fetch_next(t.epilogue, R, t.channels);
+    const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
+    alignas(32) uint16_t total[R][kLanes * V] = {};
+    I acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm256_setzero_si256();
+    const auto flush = [&] {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                uint16_t *to = total[r] + kLanes * v;
+                if constexpr (Bits == 1) {
+                    const I low = _mm256_and_si256(acc[r][v], _mm256_set1_epi16(0x00ff));
+                    store(to, _mm256_add_epi16(load(to), low));
+                    store(to + 16, _mm256_add_epi16(load(to + 16), _mm256_srli_epi16(acc[r][v], 8)));
+                } else {
+                    const I sums = _mm256_maddubs_epi16(acc[r][v], _mm256_set1_epi16(0x0201));
+                    store(to, _mm256_add_epi16(load(to), sums));
+                }
+                acc[r][v] = _mm256_setzero_si256();
+            }
+    };
+    const uint8_t *panel = t.panel;
+    int room = kHold;
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const uint16_t *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * R + r]);
+        for (int s = 0; s < t.steps;) {
+            const int end = t.steps - s < room ? t.steps : s + room;
+            room -= end - s;
+            for (; s < end; ++s) {
+                I w[V];
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    w[v] = load(panel + 32 * v);
+                panel += 32 * V;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const I x = _mm256_broadcastsi128_si256(
+                        _mm_load_si128(reinterpret_cast<const __m128i *>(table + in[r][s])));
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v)
+                        acc[r][v] = _mm256_add_epi8(acc[r][v], _mm256_shuffle_epi8(x, w[v]));
+                }
+            }
+            if (room == 0) {
+                flush();
+                room = kHold;
+            }
+        }
+    }
+    flush();
+    finish_tile(t.epilogue, total[0], kLanes * V, R, t.channels);
+}
+
+#define ROWS6(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>}
+#define ROWS8(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>, f<7, V>, f<8, V>}
+template <int R, int V> constexpr TileFunction look_up1 = look_up<R, V, 1>;
+template <int R, int V> constexpr TileFunction look_up2 = look_up<R, V, 2>;
+template <int R, int V> constexpr TileFunction dot4 = dot_narrow<R, V, hold(15, 15)>;
+template <int R, int V> constexpr TileFunction dot5 = dot_narrow<R, V, hold(31, 31)>;
+template <int R, int V> constexpr TileFunction dot6 = dot_narrow<R, V, hold(63, 63)>;
+template <int R, int V> constexpr TileFunction dot7 = dot_narrow<R, V, hold(128, 127)>;
+constexpr TileFunction lut1_1[] = ROWS8(look_up1, 1), lut1_2[] = ROWS6(look_up1, 2);
+constexpr TileFunction lut2_1[] = ROWS8(look_up2, 1), lut2_2[] = ROWS6(look_up2, 2);
+constexpr TileFunction dot4_1[] = ROWS8(dot4, 1), dot4_2[] = ROWS6(dot4, 2);
+constexpr TileFunction dot5_1[] = ROWS8(dot5, 1), dot5_2[] = ROWS6(dot5, 2);
+constexpr TileFunction dot6_1[] = ROWS8(dot6, 1), dot6_2[] = ROWS6(dot6, 2);
+constexpr TileFunction dot7_1[] = ROWS8(dot7, 1), dot7_2[] = ROWS6(dot7, 2);
+constexpr TileFunction wide1[] = ROWS8(dot_wide, 1), wide2[] = ROWS6(dot_wide, 2);
+constexpr TileFunction float1[] = ROWS8(multiply, 1), float2[] = ROWS6(multiply, 2);
+
+// Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
+constexpr int64_t kNoLimit = int64_t(1) << 40;
+constexpr TileKernel lookup_1bit = {"vpshufb, 1 bit",
+                                    Input::lookup,
+                                    Coding::lookup,
+                                    4,
+                                    32,
+                                    1,
+                                    1,
+                                    4 * (65535 / 4),
+                                    true,
+                                    1,
+                                    {8, 6, 0, 0},
+                                    {lut1_1, lut1_2, nullptr, nullptr},
+                                    155};
+constexpr TileKernel lookup_2bit = {"vpshufb, 2 bit",
+                                    Input::lookup,
+                                    Coding::lookup_planes,
+                                    4,
+                                    16,
+                                    2,
+                                    2,
+                                    4 * (65535 / 36),
+                                    true,
+                                    1,
+                                    {8, 6, 0, 0},
+                                    {lut2_1, lut2_2, nullptr, nullptr},
+                                    79};
+constexpr TileKernel dot_4bit = {"vpmaddubsw, 4 bit",
+                                 Input::codes,
+                                 Coding::centred8,
+                                 4,
+                                 8,
+                                 4,
+                                 4,
+                                 kNoLimit,
+                                 false,
+                                 1,
+                                 {8, 6, 0, 0},
+                                 {dot4_1, dot4_2, nullptr, nullptr},
+                                 43};
+constexpr TileKernel dot_5bit = {"vpmaddubsw, 5 bit",
+                                 Input::codes,
+                                 Coding::centred8,
+                                 4,
+                                 8,
+                                 5,
+                                 5,
+                                 kNoLimit,
+                                 false,
+                                 1,
+                                 {8, 6, 0, 0},
+                                 {dot5_1, dot5_2, nullptr, nullptr},
+                                 40};
+constexpr TileKernel dot_6bit = {"vpmaddubsw, 6 bit",
+                                 Input::codes,
+                                 Coding::centred8,
+                                 4,
+                                 8,
+                                 6,
+                                 6,
+                                 kNoLimit,
+                                 false,
+                                 1,
+                                 {8, 6, 0, 0},
+                                 {dot6_1, dot6_2, nullptr, nullptr},
+                                 31};
+constexpr TileKernel dot_7bit = {"vpmaddubsw, 7 bit",
+                                 Input::codes,
+                                 Coding::centred8,
+                                 4,
+                                 8,
+                                 7,
+                                 7,
+                                 kNoLimit,
+                                 false,
+                                 1,
+                                 {8, 6, 0, 0},
+                                 {dot7_1, dot7_2, nullptr, nullptr},
+                                 28};
+// Weights of 8 bit beside codes of 7: 2 x 128 x 127 still fits.
+constexpr TileKernel dot_8x7bit = {"vpmaddubsw, 8x7 bit",
+                                   Input::codes,
+                                   Coding::offset8,
+                                   4,
+                                   8,
+                                   8,
+                                   7,
+                                   kNoLimit,
+                                   true,
+                                   1,
+                                   {8, 6, 0, 0},
+                                   {dot7_1, dot7_2, nullptr, nullptr},
+                                   27};
+constexpr TileKernel dot_8bit = {"vpmaddwd",
+                                 Input::wide,
+                                 Coding::centred16,
+                                 2,
+                                 8,
+                                 8,
+                                 8,
+                                 kNoLimit,
+                                 false,
+                                 1,
+                                 {8, 6, 0, 0},
+                                 {wide1, wide2, nullptr, nullptr},
+                                 21};
+constexpr TileKernel float_fma = {"fma",
+                                  Input::floats,
+                                  Coding::floats,
+                                  1,
+                                  8,
+                                  0,
+                                  0,
+                                  kNoLimit,
+                                  false,
+                                  1,
+                                  {8, 6, 0, 0},
+                                  {float1, float2, nullptr, nullptr},
+                                  15};
+constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit, &dot_5bit, &dot_6bit,
+                                         &dot_7bit,    &dot_8x7bit,  &dot_8bit, nullptr};
+
+constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,
+                           widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix};
+
+} // namespace
+
+const Kernels *kernels_avx2() {
+    return &table;
+}
+
+} // namespace anyprec

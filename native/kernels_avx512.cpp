@@ -1,0 +1,288 @@
+// AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later). The only flags: -mavx512{f,bw,vl,dq,vnni,vbmi} -mfma -O2.
+// 8 and 4 bit: vpdpbusd, exact, 64 products an instruction. 2 and 1 bit: vpermb as a look-up of 64 entries: the table is
+// chosen by the activations (three of 2 bit, or six of 1 bit: 64 possible tables, 4 KB of constants), the index is the
+// weights, so one instruction does 192 or 384 products.
+#include "kernels.h"
+
+#include <immintrin.h>
+
+#include <cstring>
+
+namespace anyprec {
+namespace {
+
+constexpr int W = 16;
+using F = __m512;
+using I = __m512i;
+
+inline __mmask16 first(int n) { return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+inline F load(const float *p, int n) { return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(first(n), p); }
+inline I load(const int32_t *p, int n) { return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(first(n), p); }
+inline I load_codes(const uint8_t *p, int n) {
+    return _mm512_cvtepu8_epi32(n >= W ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))
+                                       : _mm_maskz_loadu_epi8(first(n), p));
+}
+inline void store(float *p, F v, int n) {
+    if (n >= W)
+        _mm512_storeu_ps(p, v);
+    else
+        _mm512_mask_storeu_ps(p, first(n), v);
+}
+inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
+    const __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
+    if (n >= W)
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(p), codes);
+    else
+        _mm_mask_storeu_epi8(p, first(n), codes);
+}
+inline F set1(float x) { return _mm512_set1_ps(x); }
+inline I set1(int32_t x) { return _mm512_set1_epi32(x); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
+inline F larger(F a, F b) { return _mm512_max_ps(a, b); }  // a > b ? a : b, NaN gives b
+inline F smaller(F a, F b) { return _mm512_min_ps(a, b); } // a < b ? a : b
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+// Both factors fit 16 bit and a is not negative: its upper half is 0, so one vpmaddwd is a 32 bit product.
+inline I multiply_add(I a, I b, I c) { return _mm512_add_epi32(_mm512_madd_epi16(a, b), c); }
+
+inline I load_sum(const int32_t *p) { return _mm512_load_si512(p); }
+inline I load_sum(const uint16_t *p) {
+    return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)));
+}
+inline void prefetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1); }
+
+#include "rows.inl"
+
+#include "finish.inl"
+
+// One pixel at a time, 32 offsets at once; see lookup_offsets in rows.inl for what they are.
+void lookup_offsets_zmm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
+    const I mask = _mm512_set1_epi16(static_cast<int16_t>((1 << (group * bits)) - 1));
+    const __m128i scale = _mm_cvtsi32_si128(entry == 64 ? 6 : 4);
+    for (int g = 0; g < steps; g += 32) {
+        const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
+        I index = _mm512_setzero_si512();
+        for (int part = group - 1; part >= 0; --part) {
+            const I code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(some, codes + part * steps + g));
+            index = _mm512_or_si512(_mm512_sll_epi16(index, _mm_cvtsi32_si128(bits)), code);
+        }
+        index = _mm512_sll_epi16(_mm512_and_si512(index, mask), scale);
+        _mm512_mask_storeu_epi16(offsets + g, some, index);
+    }
+}
+
+int32_t sum_zmm(const uint8_t *codes, int count) {
+    I sum = _mm512_setzero_si512();
+    for (int c = 0; c < count; c += 64) {
+        const __mmask64 some = count - c >= 64 ? ~0ull : (1ull << (count - c)) - 1;
+        sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_maskz_loadu_epi8(some, codes + c), _mm512_setzero_si512()));
+    }
+    return static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
+}
+
+inline I broadcast4(const uint8_t *p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+}
+
+// --- 8 and 4 bit: vpdpbusd, four channels a step ------------------------------------------------------------------
+
+template <int R, int V> void dot(const Tile &t) {
+    fetch_next(t.epilogue, R, t.channels);
+    I acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm512_setzero_si512();
+    const uint8_t *panel = t.panel, *ahead = t.ahead;
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const uint8_t *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = t.base + t.offsets[tap * R + r];
+        for (int s = 0; s < t.steps; ++s) {
+            I w[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                w[v] = _mm512_loadu_si512(panel + 64 * v);
+            panel += 64 * V;
+            prefetch_far(ahead);
+            ahead += 64;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I x = broadcast4(in[r] + 4 * s);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], x, w[v]);
+            }
+        }
+    }
+    alignas(64) int32_t sums[R][W * V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            _mm512_store_si512(sums[r] + W * v, acc[r][v]);
+    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+}
+
+// --- Float: one fma a product, in the order of K -------------------------------------------------------------------
+
+template <int R, int V> void multiply(const Tile &t) {
+    fetch_next(t.epilogue, R, t.channels);
+    F acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm512_setzero_ps();
+    const float *panel = reinterpret_cast<const float *>(t.panel);
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const float *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = reinterpret_cast<const float *>(t.base + t.offsets[tap * R + r]);
+        for (int s = 0; s < t.steps; ++s) {
+            F w[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                w[v] = _mm512_loadu_ps(panel + W * v);
+            panel += W * V;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const F x = _mm512_set1_ps(in[r][s]);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    acc[r][v] = _mm512_fmadd_ps(x, w[v], acc[r][v]);
+            }
+        }
+    }
+    alignas(64) float sums[R][W * V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            _mm512_store_ps(sums[r] + W * v, acc[r][v]);
+    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+}
+
+// --- 2 and 1 bit: look-up ------------------------------------------------------------------------------------------
+
+// table[a][w] = sum of the products of the group's codes in a and w.
+template <int Bits> struct Products {
+    alignas(64) uint8_t table[64][64];
+    constexpr Products() : table() {
+        for (int a = 0; a < 64; ++a)
+            for (int w = 0; w < 64; ++w) {
+                int sum = 0;
+                for (int i = 0; i < 6; i += Bits)
+                    sum += (a >> i & ((1 << Bits) - 1)) * (w >> i & ((1 << Bits) - 1));
+                table[a][w] = static_cast<uint8_t>(sum);
+            }
+    }
+};
+constexpr Products<1> products1;
+constexpr Products<2> products2;
+
+// Byte sums hold 255 / (largest entry) steps: 6 per step at 1 bit, 27 at 2 bit. Then the even bytes (channels 0..31 of
+// the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit.
+template <int R, int V, int Bits> void look_up(const Tile &t) {
+    fetch_next(t.epilogue, R, t.channels);
+    constexpr int kHold = Bits == 1 ? 255 / 6 : 255 / 27;
+    const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
+    const I even = _mm512_set1_epi16(0x00ff);
+    I acc[R][V], low[R][V], high[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = low[r][v] = high[r][v] = _mm512_setzero_si512();
+    const auto flush = [&] {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                low[r][v] = _mm512_add_epi16(low[r][v], _mm512_and_si512(acc[r][v], even));
+                high[r][v] = _mm512_add_epi16(high[r][v], _mm512_srli_epi16(acc[r][v], 8));
+                acc[r][v] = _mm512_setzero_si512();
+            }
+    };
+    const uint8_t *panel = t.panel, *ahead = t.ahead;
+    int room = kHold;
+    for (int tap = 0; tap < t.taps; ++tap) {
+        const uint16_t *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * R + r]);
+        for (int s = 0; s < t.steps;) {
+            const int end = t.steps - s < room ? t.steps : s + room;
+            room -= end - s;
+            for (; s < end; ++s) {
+                I w[V];
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    w[v] = _mm512_loadu_si512(panel + 64 * v);
+                panel += 64 * V;
+                prefetch_far(ahead);
+                ahead += 64;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const I x = _mm512_load_si512(table + in[r][s]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v)
+                        acc[r][v] = _mm512_add_epi8(acc[r][v], _mm512_permutexvar_epi8(w[v], x));
+                }
+            }
+            if (room == 0) {
+                flush();
+                room = kHold;
+            }
+        }
+    }
+    flush();
+    alignas(64) uint16_t sums[R][64 * V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            _mm512_store_si512(sums[r] + 64 * v, low[r][v]);
+            _mm512_store_si512(sums[r] + 64 * v + 32, high[r][v]);
+        }
+    finish_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+}
+
+#define ROWS4(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>}
+#define ROWS6(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>}
+#define ROWS8(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>, f<7, V>, f<8, V>}
+template <int R, int V> constexpr TileFunction look_up1 = look_up<R, V, 1>;
+template <int R, int V> constexpr TileFunction look_up2 = look_up<R, V, 2>;
+constexpr TileFunction dot1[] = ROWS8(dot, 1), dot2[] = ROWS8(dot, 2), dot4[] = ROWS6(dot, 4);
+constexpr TileFunction float1[] = ROWS8(multiply, 1), float2[] = ROWS8(multiply, 2), float4[] = ROWS6(multiply, 4);
+constexpr TileFunction lut1_1[] = ROWS8(look_up1, 1), lut1_2[] = ROWS4(look_up1, 2);
+constexpr TileFunction lut2_1[] = ROWS8(look_up2, 1), lut2_2[] = ROWS4(look_up2, 2);
+
+constexpr int64_t kNoLimit = int64_t(1) << 40;
+constexpr TileKernel lookup_1bit = {"vpermb, 1 bit", Input::lookup, Coding::lookup, 6, 64, 1, 1, 6 * (65535 / 6), true, 1,
+                                    {8, 4, 0, 0}, {lut1_1, lut1_2, nullptr, nullptr}, 215};
+constexpr TileKernel lookup_2bit = {"vpermb, 2 bit", Input::lookup, Coding::lookup, 3, 64, 2, 2, 3 * (65535 / 27), true, 1,
+                                    {8, 4, 0, 0}, {lut2_1, lut2_2, nullptr, nullptr}, 114};
+constexpr TileKernel dot_7bit = {"vpdpbusd", Input::codes, Coding::centred8, 4, 16, 7, 8, kNoLimit, false, 2,
+                                 {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr}, 108};
+constexpr TileKernel dot_8bit = {"vpdpbusd, 8 bit", Input::codes, Coding::offset8, 4, 16, 8, 8, kNoLimit, true, 2,
+                                 {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr}, 107};
+constexpr TileKernel float_fma = {"fma", Input::floats, Coding::floats, 1, 16, 0, 0, kNoLimit, false, 2,
+                                  {8, 8, 6, 0}, {float1, float2, float4, nullptr}};
+constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
+
+constexpr Kernels table = {"avx512",     integer, &float_fma, depth_codes, depth_floats,  finish_rows, lookup_offsets_zmm,
+                           widen,        sum_zmm, maximum,  maximum_codes, accumulate, mix};
+
+} // namespace
+
+const Kernels *kernels_avx512() { return &table; }
+
+} // namespace anyprec

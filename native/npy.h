@@ -1,0 +1,25 @@
+// .npy files (numpy's array format, versions 1 to 3): read float32 and uint8 arrays in C order, write float32 ones.
+// Used by anyprec-run alone.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace anyprec {
+
+struct NpyError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct NpyArray {
+    bool bytes = false; // uint8 instead of float32
+    std::vector<size_t> shape;
+    std::vector<uint8_t> data;
+};
+
+NpyArray read_npy(const std::string &path);
+void write_npy(const std::string &path, const std::vector<size_t> &shape, const float *data);
+
+} // namespace anyprec

@@ -1,0 +1,151 @@
+// See panels.h.
+#include "panels.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace anyprec {
+namespace {
+
+Panel allocate(size_t bytes) {
+    Panel panel;
+    panel.bytes = bytes;
+    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; room to align, and to read past the end
+    panel.data = at_line(panel.storage.get());
+    return panel;
+}
+
+// Where channel c of a vector sits, in elements. Look-ups leave 8 bit sums that are widened by taking the even bytes
+// (the first half of the channels) and the odd bytes (the second half) apart.
+int lane_of(const TileKernel &kernel, int c) {
+    if (kernel.coding != Coding::lookup)
+        return c;
+    const int half = kernel.lanes / 2;
+    return c < half ? 2 * c : 2 * (c - half) + 1;
+}
+
+} // namespace
+
+std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps) {
+    std::vector<Block> blocks;
+    size_t offset = 0;
+    for (int first = 0; first < channels;) {
+        int shift = kernel.shifts; // the widest block, or the narrowest one that holds what is left
+        while (shift > 0 && (kernel.lanes << (shift - 1)) >= channels - first)
+            --shift;
+        const int width = std::min(kernel.lanes << shift, channels - first);
+        blocks.push_back({first, width, shift, offset});
+        offset += static_cast<size_t>(taps) * steps * (vector_bytes(kernel) << shift);
+        first += width;
+    }
+    return blocks;
+}
+
+std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
+    // Eight codes at a time: spread[b] has bit i of b as byte i, so a plane's byte becomes eight bytes by one look-up.
+    uint64_t spread[256];
+    for (int b = 0; b < 256; ++b) {
+        spread[b] = 0;
+        for (int i = 0; i < 8; ++i)
+            spread[b] |= static_cast<uint64_t>(b >> i & 1) << (8 * i);
+    }
+    const std::vector<int> &numbers = graph.planes[static_cast<size_t>(bits)];
+    const size_t bytes = (weight.count + 7) / 8;
+    std::vector<uint8_t> codes(8 * bytes);
+    for (size_t i = 0; i < bytes; ++i) {
+        uint64_t eight = 0;
+        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not mix
+            eight = eight << 1 | spread[weight.planes[static_cast<size_t>(number)][i]];
+        for (int j = 0; j < 8; ++j)
+            codes[8 * i + j] = static_cast<uint8_t>(eight >> (8 * j));
+    }
+    codes.resize(weight.count);
+    return codes;
+}
+
+std::vector<float> weight_floats(const Weight &weight) {
+    std::vector<float> values(weight.count);
+    const void *from = weight.is_float ? static_cast<const void *>(weight.values) : weight.tail;
+    std::memcpy(values.data(), from, 4 * weight.count);
+    return values;
+}
+
+Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
+    const bool floats = kernel.coding == Coding::floats;
+    const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
+    const std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
+    const int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
+    const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
+    const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
+    const size_t vector = vector_bytes(kernel);
+    const size_t group_bytes = blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
+    const int centre = (1 << bits) - 1, half = 1 << (bits - 1);
+    const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
+
+    Panel panel = allocate(group_bytes * groups);
+    panel.group_bytes = group_bytes;
+    for (int g = 0; g < groups; ++g)
+        for (const Block &block : blocks)
+            for (int c = 0; c < block.channels; ++c) {
+                const size_t row = (static_cast<size_t>(g) * out + block.first + c) * taps * in;
+                const int lane = lane_of(kernel, c % lanes);
+                const size_t stride = vector << block.shift; // from one step to the next
+                uint8_t *to = panel.data + g * group_bytes + block.panel + vector * (c / lanes);
+                for (int tap = 0; tap < taps; ++tap)
+                    for (int s = 0; s < steps; ++s, to += stride)
+                        for (int j = 0; j < group; ++j) {
+                            // A look-up group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
+                            const int i = is_lookup ? s + j * steps : s * group + j;
+                            if (i >= in)
+                                break;
+                            const size_t from = row + static_cast<size_t>(tap) * in + i;
+                            const size_t at = static_cast<size_t>(lane) * group + j;
+                            switch (kernel.coding) {
+                            case Coding::centred8:
+                                to[at] = static_cast<uint8_t>(2 * codes[from] - centre);
+                                break;
+                            case Coding::offset8:
+                                to[at] = static_cast<uint8_t>(codes[from] - half);
+                                break;
+                            case Coding::centred16: {
+                                const int16_t value = static_cast<int16_t>(2 * codes[from] - centre);
+                                std::memcpy(to + 2 * at, &value, 2);
+                                break;
+                            }
+                            case Coding::floats:
+                                std::memcpy(to + 4 * at, &values[from], 4);
+                                break;
+                            case Coding::lookup:
+                                to[lane] = static_cast<uint8_t>(to[lane] | codes[from] << (j * kernel.max_weight_bits));
+                                break;
+                            case Coding::lookup_planes: // two bits: lower ones in the even byte, upper in the odd
+                                to[2 * lane] = static_cast<uint8_t>(to[2 * lane] | (codes[from] & 1) << j);
+                                to[2 * lane + 1] = static_cast<uint8_t>(to[2 * lane + 1] | codes[from] >> 1 << j);
+                                break;
+                            }
+                        }
+            }
+    return panel;
+}
+
+Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits) {
+    const int channels = weight.shape[0], taps = weight.shape[1] * weight.shape[2];
+    Panel panel = allocate(4 * weight.count);
+    panel.group_bytes = panel.bytes;
+    if (bits == 32) {
+        const std::vector<float> values = weight_floats(weight);
+        for (int c = 0; c < channels; ++c)
+            for (int t = 0; t < taps; ++t)
+                std::memcpy(panel.data + 4 * (static_cast<size_t>(t) * channels + c), &values[c * taps + t], 4);
+        return panel;
+    }
+    const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
+    for (int c = 0; c < channels; ++c)
+        for (int t = 0; t < taps; ++t) {
+            const int32_t value = 2 * codes[static_cast<size_t>(c) * taps + t] + 1 - (1 << bits);
+            std::memcpy(panel.data + 4 * (static_cast<size_t>(t) * channels + c), &value, 4);
+        }
+    return panel;
+}
+
+} // namespace anyprec

@@ -1,0 +1,45 @@
+// Panels: a weight in the order one kernel reads it. In: the planes of the file (or floats), a kernel, a width.
+// Out: one block of bytes per group and block of output channels. Built on first use of a width, kept by engine.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "graph.h"
+#include "kernels.h"
+
+namespace anyprec {
+
+// A run of output channels that one tile computes: 2^shift vectors, `channels` of them real.
+struct Block {
+    int first;    // channel, within the group
+    int channels;
+    int shift;
+    size_t panel; // bytes from the group's panel
+};
+
+std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps);
+
+struct Panel {
+    std::unique_ptr<uint8_t[]> storage;
+    uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
+    size_t bytes = 0;
+    size_t group_bytes = 0;
+};
+
+// The first cache line at or behind p.
+inline uint8_t *at_line(uint8_t *p) { return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64; }
+
+// Codes of a weight at `bits`, from its planes, (out, kh, kw, in).
+std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits);
+
+// The float weight: its own values, or the tail of a quantised one.
+std::vector<float> weight_floats(const Weight &weight);
+
+Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups);
+
+// For depth_codes and depth_floats: [tap][channel], int32 2c+1-2^k or floats (bits 32).
+Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits);
+
+} // namespace anyprec

@@ -1,0 +1,100 @@
+// Plan: a graph made ready for one profile and one input size. In: Graph, profile, H, W, kernels, panels.
+// Out: an ordered list of steps over one block of memory (the arena), whose run() allocates nothing.
+// Ops that only pass a convolution's result on (clip, add, clip, quantize) become part of its step: the arithmetic is
+// the same, the trip through memory is saved. Built and kept by engine.cpp.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "graph.h"
+#include "kernels.h"
+#include "panels.h"
+#include "shapes.h"
+#include "threads.h"
+
+namespace anyprec {
+
+// Where a value lives in the arena. An image is a row of zeros (one pixel, what taps outside the image read), then
+// its pixels; `images` such blocks follow each other.
+struct Place {
+    size_t offset = 0;
+    size_t pixel = 0; // bytes
+    size_t image = 0; // bytes, the row of zeros included
+    int pixels = 0;
+};
+
+// The pixels that every tile of an output size reads, as byte offsets: [tile][tap][row].
+struct Offsets {
+    std::vector<int32_t> bytes;
+    std::vector<int> first_row; // of each tile, and the end
+};
+
+struct ConvStep {
+    const Op *op = nullptr;
+    bool integer = false, depthwise = false;
+    const TileKernel *kernel = nullptr;
+    std::shared_ptr<const Panel> panel;
+    std::vector<Block> blocks;
+    int groups = 1, group_in = 0, group_out = 0, taps = 0, steps = 0;
+    Place input;    // what the kernel reads: the value itself, or made of it by a PrepareStep
+    Place sums;     // channel sums of every input pixel, [1 + pixels][groups]; pixel == 0: not wanted
+    size_t windows = 0; // arena: [groups][output pixels] of one image and thread 0 .. images
+    std::shared_ptr<const Offsets> offsets[4]; // by log2 of the vectors
+    std::shared_ptr<const std::vector<int32_t>> taps_of; // [output pixel][tap] input pixel + 1, 0 outside
+    std::vector<int32_t> constants, constant_rows; // signed inputs
+    Epilogue epilogue;                             // pointers to tables; places below become pointers at run time
+    bool has_residual = false, has_out = false, has_codes = false;
+    Place residual, out, codes;
+    int out_channels = 0, out_pixels = 0;
+};
+
+// Brings a value into the form a kernel reads, and sums its channels.
+struct PrepareStep {
+    Place from, to, sums; // to.pixel == 0: sums alone
+    Input input = Input::codes;
+    int channels = 0, groups = 1, steps = 0, group = 1, bits = 0, entry = 0;
+};
+
+struct Step;
+struct Plan {
+    int images = 0;
+    std::vector<Shape> shapes;
+    std::vector<Place> places; // by value; only those that exist in memory
+    std::vector<Step> steps;
+    std::vector<bool> codes; // by value
+    size_t arena_bytes = 0;
+    size_t panel_bytes = 0; // of all panels it uses
+    std::vector<std::shared_ptr<const Panel>> panels;
+};
+
+struct Step {
+    enum class Kind { prepare, conv, finish, dequantize, concat, max_pool, avg_pool, resize, softmax, flatten, pad };
+    Kind kind;
+    const Op *op = nullptr;
+    std::vector<Place> inputs;
+    std::vector<Shape> input_shapes;
+    Place out;
+    Shape shape; // of the result
+    bool codes = false;
+    Epilogue epilogue;         // finish
+    std::vector<float> scale, shift; // dequantize, per channel
+    std::shared_ptr<ConvStep> conv;
+    std::shared_ptr<PrepareStep> prepare;
+    std::vector<size_t> zero_rows; // arena offset and length of rows of zeros to write before it runs: pairs
+};
+
+// Gives a panel for a weight; engine.cpp keeps them.
+using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel, int groups)>;
+
+Plan make_plan(const Graph &graph, int profile, int images, int height, int width, const Kernels &kernels,
+               const PanelSource &panels);
+
+// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step.
+void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr);
+
+} // namespace anyprec

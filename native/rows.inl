@@ -1,0 +1,134 @@
+// The float half of every kernel, written once over a vector type `F` (and its integer partner `I`) that the including
+// kernels_<isa>.cpp has defined in its own namespace: W lanes, load and store of the first n lanes, fma, add, larger
+// (a > b ? a : b, as maxps does), smaller, to_float. So all instruction sets compute the same expressions; lanes never mix.
+// Included inside an anonymous namespace: each instruction set must keep its own copy.
+
+// y -> clip, residual, clip, memory, codes: what Epilogue says, for lanes c .. c+n of one row.
+inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
+    if (e.clip_first)
+        y = smaller(larger(y, set1(e.low_first)), set1(e.high_first));
+    if (e.residual)
+        y = add(y, load(e.residual + row * e.residual_stride + c, n));
+    if (e.clip_second)
+        y = smaller(larger(y, set1(e.low_second)), set1(e.high_second));
+    if (e.out)
+        store(e.out + row * e.out_stride + c, y, n);
+    if (e.codes) {
+        if (e.code_scale)
+            y = fma(y, load(e.code_scale + c, n), load(e.code_shift + c, n));
+        store_codes(e.codes + row * e.codes_stride + c, smaller(larger(y, set1(0.0f)), set1(e.levels)), n);
+    }
+}
+
+inline void finish_float(const Epilogue &e, size_t row, int c, int n, F acc) {
+    if (e.scale)
+        acc = fma(acc, load(e.scale + c, n), load(e.shift + c, n));
+    finish_vector(e, row, c, n, acc);
+}
+
+inline void finish_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
+    for (int i = 0; i < e.doublings; ++i)
+        acc = add(acc, acc);
+    if (e.window)
+        acc = add(acc, set1(e.window_factor * e.window[row]));
+    if (e.constants)
+        acc = add(acc, load(e.constants + e.constant_rows[row] + c, n));
+    finish_float(e, row, c, n, to_float(acc));
+}
+
+void finish_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
+    for (int row = 0; row < rows; ++row)
+        for (int c = 0; c < channels; c += W)
+            finish_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
+}
+
+void depth_floats(const DepthRow &d) {
+    const float *weights = static_cast<const float *>(d.weights);
+    for (int p = 0; p < d.pixels; ++p)
+        for (int c = 0; c < d.channels; c += W) {
+            const int n = d.channels - c;
+            F acc = set1(0.0f);
+            for (int t = 0; t < d.taps; ++t) {
+                const float *x = reinterpret_cast<const float *>(d.base + d.offsets[t * d.pixels + p]);
+                acc = fma(load(x + c, n), load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
+            }
+            finish_float(d.epilogue, static_cast<size_t>(p), c, n, acc);
+        }
+}
+
+void depth_codes(const DepthRow &d) {
+    const int32_t *weights = static_cast<const int32_t *>(d.weights);
+    for (int p = 0; p < d.pixels; ++p)
+        for (int c = 0; c < d.channels; c += W) {
+            const int n = d.channels - c;
+            I acc = set1(0);
+            for (int t = 0; t < d.taps; ++t)
+                acc = multiply_add(load_codes(d.base + d.offsets[t * d.pixels + p] + c, n),
+                                   load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
+            finish_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
+        }
+}
+
+void maximum(float *best, const float *x, int count) {
+    for (int c = 0; c < count; c += W)
+        store(best + c, larger(load(x + c, count - c), load(best + c, count - c)), count - c);
+}
+
+void accumulate(float *sum, const float *x, int count) {
+    for (int c = 0; c < count; c += W)
+        store(sum + c, add(load(sum + c, count - c), load(x + c, count - c)), count - c);
+}
+
+void mix(const float *a, const float *b, float weight, float *out, int count) {
+    for (int c = 0; c < count; c += W) {
+        const F x = load(a + c, count - c);
+        const F difference = fma(x, set1(-1.0f), load(b + c, count - c)); // b - a, rounded once
+        store(out + c, fma(set1(weight), difference, x), count - c);
+    }
+}
+
+// Plain loops that the compiler turns into vectors of the file's instruction set, if asked to.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ANYPREC_VECTORISE __attribute__((optimize("O3")))
+#else
+#define ANYPREC_VECTORISE
+#endif
+
+ANYPREC_VECTORISE void maximum_codes(uint8_t *__restrict best, const uint8_t *__restrict x, int count) {
+    for (int c = 0; c < count; ++c)
+        best[c] = x[c] > best[c] ? x[c] : best[c];
+}
+
+ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int16_t *__restrict wide) {
+    for (size_t i = 0; i < count; ++i)
+        wide[i] = codes[i];
+}
+
+ANYPREC_VECTORISE int32_t sum_codes(const uint8_t *codes, int count) {
+    int32_t sum = 0;
+    for (int c = 0; c < count; ++c)
+        sum += codes[c];
+    return sum;
+}
+
+// The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
+// the offset inside the table.
+ANYPREC_VECTORISE void lookup_offsets(const uint8_t *__restrict codes, int steps, int group, int bits, int entry,
+                                      uint16_t *__restrict offsets) {
+    const int mask = (1 << (group * bits)) - 1;
+    if (group == 6) { // 1 bit, tables of 64
+        const uint8_t *p1 = codes + steps, *p2 = p1 + steps, *p3 = p2 + steps, *p4 = p3 + steps, *p5 = p4 + steps;
+        for (int g = 0; g < steps; ++g)
+            offsets[g] = static_cast<uint16_t>(
+                ((codes[g] | p1[g] << 1 | p2[g] << 2 | p3[g] << 3 | p4[g] << 4 | p5[g] << 5) & mask) * entry);
+    } else if (group == 3) { // 2 bit, tables of 64
+        const uint8_t *p1 = codes + steps, *p2 = p1 + steps;
+        for (int g = 0; g < steps; ++g)
+            offsets[g] = static_cast<uint16_t>(((codes[g] | p1[g] << bits | p2[g] << (2 * bits)) & mask) * entry);
+    } else { // 4 channels, tables of 16
+        const uint8_t *p1 = codes + steps, *p2 = p1 + steps, *p3 = p2 + steps;
+        for (int g = 0; g < steps; ++g)
+            offsets[g] = static_cast<uint16_t>(
+                ((codes[g] | p1[g] << bits | p2[g] << (2 * bits) | p3[g] << (3 * bits)) & mask) * entry);
+    }
+}

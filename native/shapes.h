@@ -1,0 +1,33 @@
+// Sizes of all values of a graph for one input size; FORMAT.md section 3.
+// In: a Graph and the input's N, H, W. Out: a Shape per value, or an InputError. Called by the reader (to see that
+// a graph of fixed size fits together) and by the executor once per new input size.
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
+
+#include "graph.h"
+
+namespace anyprec {
+
+// Every value is (n, h, w, c); each at least 1 and below 2^31, their product below 2^40.
+struct Shape {
+    int n = 0, h = 0, w = 0, c = 0;
+    size_t count() const { return size_t(n) * size_t(h) * size_t(w) * size_t(c); }
+    bool operator==(const Shape &o) const { return n == o.n && h == o.h && w == o.w && c == o.c; }
+};
+
+// An input whose size the graph cannot take; the message names the op and the sizes.
+struct InputError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Shapes by value number: [0] is the input, [i + 1] the value of op i. Besides what Shape promises: windows, padding
+// included, fit an int (so oy * stride - pad + ky * dilation does), and every pool window has a tap in the image.
+std::vector<Shape> infer_shapes(const Graph &graph, int n, int h, int w);
+
+// The same where h or w may be 0 for "free": sizes that follow from a free one are 0 too. Used by the reader.
+std::vector<Shape> infer_partial_shapes(const Graph &graph, int n, int h, int w);
+
+} // namespace anyprec

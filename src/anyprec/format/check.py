@@ -1,0 +1,366 @@
+"""Whether a graph makes sense: FORMAT.md sections 2 to 4. A parsed GRAPH in; out, the tensors it needs, or an error.
+
+The writer and the reader call the same check_graph, so no file is written that would be refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyprec.bits import FLOAT, INTEGER_WIDTHS
+from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
+from anyprec.format.graph import FORMAT, INPUT
+from anyprec.format.header import TensorPlace, show
+from anyprec.format.planes import plane_bytes
+from anyprec.format.schema import BIG, SCHEMAS, Schema, is_int, is_name
+from anyprec.format.shapes import MAX_ELEMENTS, Shape, title, value_shape
+
+KEYS = (
+    "format", "name", "made_by", "input", "labels", "planes", "profiles", "weights", "ops", "outputs", "checksums",
+)  # fmt: skip
+MAX_OPS = 65_536
+MAX_WEIGHTS = 65_536
+MAX_PROFILES = 256
+MAX_PLANES = 100  # two digits
+LARGEST_FLOAT = 3.4028234663852886e38
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+
+
+@dataclass
+class Checked:
+    """What check_graph learned: the tensors the file must hold, in file order, and the shape of every value."""
+
+    tensors: Tensors = field(default_factory=dict)
+    values: dict[str, Shape] = field(default_factory=dict)
+    codes_of: dict[str, str] = field(default_factory=dict)  # value -> the quantize op whose codes it is
+    signed: dict[str, bool] = field(default_factory=dict)  # of each quantize op
+
+
+def check_graph(graph: Any) -> Checked:
+    """Raises BadGraph or UnsupportedVersion, naming the part that is wrong."""
+    need(isinstance(graph, dict) and "format" in graph, "the graph is not a table with 'format'")
+    if not is_int(graph["format"]) or graph["format"] != FORMAT:
+        raise UnsupportedVersion(
+            f"format version {show(graph['format'])} is not {FORMAT}, the one this anyprec reads; use the anyprec that "
+            f"wrote it ({show(graph.get('made_by'))}), or pack the model again"
+        )
+    check_keys(graph, KEYS, "the graph")
+    need(is_name(graph["name"]), f"name {show(graph['name'])} must be 1 to 200 printable ASCII characters")
+    made_by = graph["made_by"]
+    need(made_by == "" or is_name(made_by), f"made_by {show(made_by)} must be up to 200 printable ASCII characters")
+    checked = Checked()
+    checked.values[INPUT] = check_input(graph["input"])
+    check_labels(graph["labels"])
+    check_weights(graph["weights"])
+    check_planes(graph["planes"])
+    check_profile_list(graph["profiles"])
+    check_ops(graph, checked)
+    check_outputs(graph, checked)
+    check_profiles(graph, checked)
+    checked.tensors = needed_tensors(graph, checked)
+    return checked
+
+
+def check_tensors(needed: Tensors, found: Mapping[str, TensorPlace]) -> None:
+    """The tensors of the file are those the graph needs: all, no others, and in that order."""
+    for name, (dtype, shape) in needed.items():
+        if name not in found:
+            raise BadTensor(f"tensor {name!r} is missing; the graph needs it as {dtype} of shape {list(shape)}")
+        place = found[name]
+        if (place.dtype, place.shape) != (dtype, shape):
+            raise BadTensor(
+                f"tensor {name!r} is {place.dtype} of shape {show(list(place.shape))}; the graph needs {dtype} of "
+                f"shape {list(shape)}"
+            )
+    for name, place in found.items():
+        if name not in needed:
+            raise BadTensor(f"tensor {show(name)} at offset {place.begin:,} is none that the graph needs")
+    for name, wanted in zip(found, needed, strict=True):
+        if name != wanted:
+            raise BadTensor(
+                f"tensor {name!r} stands where {wanted!r} belongs: wider dtypes come first, then names in order"
+            )
+
+
+def need(holds: bool, message: str) -> None:
+    if not holds:
+        raise BadGraph(message)
+
+
+def check_keys(record: Any, keys: tuple[str, ...], what: str) -> None:
+    need(isinstance(record, dict), f"{what} is {show(record)}, not a table")
+    for key in keys:
+        need(key in record, f"{what} has no {key!r}; it needs {', '.join(keys)}")
+    for key in record:
+        need(key in keys, f"{what} has an unknown {show(key)}; it takes {', '.join(keys)}")
+
+
+def check_input(record: Any) -> Shape:
+    check_keys(record, ("shape", "image"), "input")
+    shape, image = record["shape"], record["image"]
+    need(
+        isinstance(shape, list)
+        and len(shape) == 3
+        and all(is_size(size) or size is None for size in shape[:2])
+        and is_size(shape[2])
+        and math.prod(size or 1 for size in shape) < MAX_ELEMENTS,
+        f"input shape {show(shape)} is not [H, W, C], each from 1 (H and W may be null), below 2^40 numbers in all",
+    )
+    if image is not None:
+        check_keys(image, ("scale", "shift"), "input image")
+        for key in ("scale", "shift"):
+            numbers = image[key]
+            need(
+                isinstance(numbers, list) and len(numbers) == shape[2] and all(is_number(n) for n in numbers),
+                f"input image {key} {show(numbers)} is not {shape[2]} float32 numbers, one a channel",
+            )
+    return Shape(*shape)
+
+
+def is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value < BIG
+
+
+def is_number(value: object) -> bool:
+    return type(value) in (int, float) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT  # type: ignore[operator]
+
+
+def check_labels(labels: Any) -> None:
+    need(labels is None or isinstance(labels, list), f"labels is {show(labels)}, not a list of texts or null")
+    for label in labels or ():
+        need(
+            isinstance(label, str) and not any("\ud800" <= char <= "\udfff" for char in label),
+            f"label {show(label)} is not a text",
+        )
+
+
+def check_weights(weights: Any) -> None:
+    need(isinstance(weights, dict), f"weights is {show(weights)}, not a table")
+    need(len(weights) <= MAX_WEIGHTS, f"{len(weights):,} weights are over the limit, {MAX_WEIGHTS:,}")
+    for name, weight in weights.items():
+        need(is_name(name), f"weight name {show(name)} must be 1 to 200 printable ASCII characters")
+        check_keys(weight, ("shape", "float"), f"weight {name!r}")
+        shape = weight["shape"]
+        need(
+            isinstance(shape, list)
+            and len(shape) == 4
+            and all(map(is_size, shape))
+            and math.prod(shape) < MAX_ELEMENTS,
+            f"weight {name!r}: shape {show(shape)} is not [out, kh, kw, in], each from 1, below 2^40 numbers in all",
+        )
+        need(isinstance(weight["float"], bool), f"weight {name!r}: float is {show(weight['float'])}, not true or false")
+
+
+def check_planes(planes: Any) -> None:
+    """Every width has as many planes as bits; wider widths end later, so each width is a prefix of the file."""
+    need(isinstance(planes, dict), f"planes is {show(planes)}, not a table")
+    used: set[int] = set()
+    last = -1
+    for key in sorted(planes):
+        numbers = planes[key]
+        need(key in map(str, INTEGER_WIDTHS), f"planes has the width {show(key)}; widths are '1' to '8'")
+        need(
+            isinstance(numbers, list)
+            and len(numbers) == int(key)
+            and all(is_int(number) and 0 <= number < MAX_PLANES for number in numbers)
+            and sorted(set(numbers)) == numbers,
+            f"planes of {key} bits are {show(numbers)}, not {key} rising plane numbers below {MAX_PLANES}",
+        )
+        need(numbers[-1] > last, f"planes of {key} bits end at {numbers[-1]}, no later than a narrower width's")
+        last = numbers[-1]
+        used.update(numbers)
+        need(
+            len(used) == last + 1, f"planes up to {key} bits are {sorted(used)}, which leaves out a number below {last}"
+        )
+
+
+def check_profile_list(profiles: Any) -> None:
+    need(isinstance(profiles, list) and bool(profiles), f"profiles is {show(profiles)}, not a list of at least one")
+    need(len(profiles) <= MAX_PROFILES, f"{len(profiles):,} profiles are over the limit, {MAX_PROFILES}")
+    names: set[str] = set()
+    for number, profile in enumerate(profiles):
+        check_keys(profile, ("name", "weights", "acts", "accuracy"), f"profile {number}")
+        name, accuracy = profile["name"], profile["accuracy"]
+        need(is_name(name), f"profile name {show(name)} must be 1 to 200 printable ASCII characters")
+        need(name not in names, f"two profiles are called {name!r}; each needs a name of its own")
+        names.add(name)
+        need(
+            accuracy is None or (is_number(accuracy) and 0 <= accuracy <= 100),
+            f"profile {name!r}: accuracy {show(accuracy)} is not a percentage or null",
+        )
+
+
+def check_ops(graph: Mapping[str, Any], checked: Checked) -> None:
+    ops = graph["ops"]
+    need(isinstance(ops, list) and bool(ops), f"ops is {show(ops)}, not a list of at least one")
+    need(len(ops) <= MAX_OPS, f"{len(ops):,} ops are over the limit, {MAX_OPS:,}")
+    used: set[str] = set()
+    for number, op in enumerate(ops):
+        need(
+            isinstance(op, dict) and is_name(op.get("name")),
+            f"op {number} is {show(op)}; its name must be 1 to 200 printable ASCII characters",
+        )
+        name, kind = op["name"], op.get("op")
+        need(name not in checked.values, f"op {number}: the name {name!r} is taken; every op needs a name of its own")
+        if not isinstance(kind, str) or kind not in SCHEMAS:
+            raise BadGraph(f"op {name!r} has the unknown kind {show(kind)}; known are {', '.join(SCHEMAS)}")
+        check_op(op, SCHEMAS[kind], graph["weights"], checked)
+        used.add(op.get("weight", ""))
+    for name in graph["weights"]:
+        need(name in used, f"weight {name!r} is used by no op; leave it out")
+
+
+def check_op(op: Mapping[str, Any], schema: Schema, weights: Mapping[str, Any], checked: Checked) -> None:
+    """One op: its attributes, what it reads, and the value it makes, which is added to `checked`."""
+    check_keys(op, ("name", "op", "in", *schema.attributes), title(op))
+    for key, rule in schema.attributes.items():
+        need(rule.holds(op[key]), f"{title(op)}: {key} is {show(op[key])}; it must be {rule.allowed}")
+    inputs, (least, most) = op["in"], schema.inputs
+    need(
+        isinstance(inputs, list) and least <= len(inputs) <= most,
+        f"{title(op)}: 'in' is {show(inputs)}; it must name {least if least == most else f'{least} or more'} values",
+    )
+    for value in [*inputs, *([op["like"]] if op.get("like") is not None else [])]:
+        need(
+            isinstance(value, str) and value in checked.values,
+            f"{title(op)} reads {show(value)}, which is neither 'input' nor the name of an earlier op",
+        )
+    weight = weights.get(op["weight"]) if "weight" in op else None
+    need("weight" not in op or weight is not None, f"{title(op)}: there is no weight {show(op.get('weight'))}")
+    check_codes(op, schema, weight, checked)
+    shapes = [checked.values[value] for value in inputs]
+    like = checked.values[op["like"]] if op.get("like") is not None else None
+    checked.values[op["name"]] = value_shape(op, shapes, weight, like)
+
+
+def check_codes(op: Mapping[str, Any], schema: Schema, weight: Any, checked: Checked) -> None:
+    """Codes go from a quantize to ops that take them; `signed` means the same at both ends."""
+    takes_codes = schema.reads == "codes" or (schema.reads == "weight" and not weight["float"])
+    if schema.reads != "either":
+        for value in op["in"]:
+            wanted, found = ("codes" if codes else "floats" for codes in (takes_codes, value in checked.codes_of))
+            need(wanted == found, f"{title(op)} reads {value!r}, which is {found}; it takes {wanted}")
+    source = checked.codes_of.get(op["in"][0])
+    if op["op"] == "quantize":
+        checked.codes_of[op["name"]] = op["name"]
+        checked.signed[op["name"]] = op["signed"]
+    elif schema.reads == "either" and source is not None:
+        checked.codes_of[op["name"]] = source
+    elif schema.reads == "weight":
+        stands_for = checked.signed[source] if source is not None else False
+        need(
+            op["signed"] == stands_for,
+            f"{title(op)}: signed is {op['signed']}, what it reads is made with {stands_for}",
+        )
+
+
+def check_outputs(graph: Mapping[str, Any], checked: Checked) -> None:
+    outputs = graph["outputs"]
+    need(isinstance(outputs, list) and bool(outputs), f"outputs is {show(outputs)}, not a list of at least one")
+    for value in outputs:
+        known = isinstance(value, str) and value in checked.values and value != INPUT
+        need(known, f"output {show(value)} is not the name of an op")
+        need(value not in checked.codes_of, f"output {value!r} is codes; outputs are floats: dequantize it")
+    need(len(set(outputs)) == len(outputs), f"outputs {show(outputs)} names one twice")
+
+
+def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
+    """Bits of every profile: for the weights and quantize ops there are, of widths the file has, and small enough."""
+    quantised = {name: weight for name, weight in graph["weights"].items() if not weight["float"]}
+    quantizers = {name for name, source in checked.codes_of.items() if name == source}
+    widths = {int(key) for key in graph["planes"]} | {FLOAT}
+    for profile in graph["profiles"]:
+        what = f"profile {profile['name']!r}"
+        check_bits_of(
+            profile["weights"], set(quantised), widths if quantised else {*INTEGER_WIDTHS, FLOAT}, what, "weights"
+        )
+        check_bits_of(profile["acts"], quantizers, {*INTEGER_WIDTHS, FLOAT}, what, "acts")
+    # Uniform profiles are the same for every op, so they are gone through once: 256 x 65,536 would take seconds.
+    uniform = {(p["weights"], p["acts"]): p for p in graph["profiles"] if is_int(p["weights"]) and is_int(p["acts"])}
+    mixed = [p for p in graph["profiles"] if not (is_int(p["weights"]) and is_int(p["acts"]))]
+    for op in graph["ops"]:
+        if op.get("weight") not in quantised:
+            continue
+        terms = math.prod(quantised[op["weight"]]["shape"][1:])
+        source = checked.codes_of[op["in"][0]]
+        for profile in [*uniform.values(), *mixed]:
+            weight_bits, act_bits = bits_of(profile["weights"], op["weight"]), bits_of(profile["acts"], source)
+            what = f"{title(op)} in profile {profile['name']!r}"
+            need(
+                (weight_bits == FLOAT) == (act_bits == FLOAT),
+                f"{what}: weights have {weight_bits} bits, the input {act_bits}; both must be 32 (float) or neither",
+            )
+            largest = terms * (2**weight_bits - 1) * (2**act_bits - 1)
+            need(
+                weight_bits == FLOAT or largest < 2**31,
+                f"{what}: its sums may reach {largest:,}, which does not fit 32 bits; give it fewer bits",
+            )
+
+
+def bits_of(bits: int | Mapping[str, int], name: str) -> int:
+    return bits if isinstance(bits, int) else bits[name]
+
+
+def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part: str) -> None:
+    allowed = ", ".join(map(str, sorted(widths)))
+    if not isinstance(bits, dict):
+        need(is_int(bits) and bits in widths, f"{what}: {part} is {show(bits)}; this file has {allowed}")
+        return
+    for name, one in bits.items():
+        need(name in names, f"{what}: {part} names {show(name)}, which is not quantised in this file")
+        need(is_int(one) and one in widths, f"{what}: {part} of {name!r} is {show(one)}; this file has {allowed}")
+    for name in sorted(names - set(bits))[:1]:
+        raise BadGraph(f"{what}: {part} leaves out {name!r}; give a number for each, or one for all")
+
+
+def needed_tensors(graph: Mapping[str, Any], checked: Checked) -> Tensors:
+    """In file order: that of the safetensors library, wider dtypes first, then by name."""
+    rows = len(graph["profiles"])
+    floats: Tensors = {}
+    bytes_: Tensors = {}
+    for op in graph["ops"]:
+        width = table_width(op, graph["weights"], checked)
+        if width is not None:
+            floats[f"table.{op['name']}"] = ("F32", (rows, *width))
+    planes = {number for numbers in graph["planes"].values() for number in numbers}
+    for name, weight in graph["weights"].items():
+        count = math.prod(weight["shape"])
+        if weight["float"]:
+            floats[f"weight.{name}"] = ("F32", tuple(weight["shape"]))
+            continue
+        for number in planes:
+            bytes_[f"plane{number:02}.{name}"] = ("U8", (plane_bytes(count),))
+        if any(bits_of(profile["weights"], name) == FLOAT for profile in graph["profiles"]):
+            bytes_[f"tail.{name}"] = ("U8", (4 * count,))
+    return {name: part[name] for part in (floats, bytes_) for name in sorted(part)}
+
+
+def table_width(op: Mapping[str, Any], weights: Mapping[str, Any], checked: Checked) -> tuple[int, ...] | None:
+    """Shape of one profile's row of an op's table, or None where it has no table."""
+    form = SCHEMAS[op["op"]].table
+    if not form or not op.get("affine", True):
+        return None
+    if form == "2":
+        return (2,)
+    channels = weights[op["weight"]]["shape"][0] if form == "2 x out" else checked.values[op["in"][0]].c
+    if channels is None:
+        raise BadGraph(f"{title(op)}: its channels follow from a free input size; fix height and width of the input")
+    return (2, channels)
+
+
+def check_checksums(checksums: Any, tensors: Tensors) -> None:
+    need(isinstance(checksums, dict), f"checksums is {show(checksums)}, not a table")
+    for name in tensors:
+        need(name in checksums, f"checksums has none for {name!r}")
+    for name, digits in checksums.items():
+        need(name in tensors, f"checksums has one for {show(name)}, which the graph does not need")
+        need(is_checksum(digits), f"the checksum of {name!r} is {show(digits)}, not 8 hex digits")
+
+
+def is_checksum(digits: object) -> bool:
+    return isinstance(digits, str) and re.fullmatch("[0-9a-f]{8}", digits) is not None

@@ -1,0 +1,384 @@
+"""Lowering: Steps and settings (widths, profiles) in, Nodes with numbers for every profile out. Called by packing.py.
+
+A Node is an Op of FORMAT.md to be: its table is float64 here, and rounded once, when fold.py has multiplied out what
+can be. The numbers (see DESIGN, "Arithmetic"), for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
+    weight:     s_k (2c + 1 - 2^k) / d, where d is 2^k (nested, lsq) or 2^k - 1 (dorefa)
+    unsigned:   code = round(x n/r),           value = code r/n
+    signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
+    conv table: s_k/d * r/n, and the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyprec.bits import FLOAT
+from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.format.graph import INPUT, Weight
+from anyprec.pack.operations import SUPPORTED
+from anyprec.pack.steps import Step, Trace
+from anyprec.train.layers import AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear
+from anyprec.train.norms import SwitchNorm
+from anyprec.train.observe import is_undecided
+from anyprec.train.quantizers import ActQuantizer, DoReFa, Nested, WeightQuantizer
+from anyprec.train.switch import Setting, bits
+
+SUM_LIMIT = 2**31  # FORMAT.md: integer sums are exact in 32 bits
+
+
+@dataclass
+class Node:
+    """An operation with its numbers; `table` (P, 2, C) or (P, 2) float64, `bits` only of a quantize, one a profile."""
+
+    name: str
+    kind: str
+    inputs: list[str]
+    channels: int
+    attributes: dict[str, Any] = field(default_factory=dict)
+    table: np.ndarray | None = None
+    bits: tuple[int, ...] = ()
+
+
+@dataclass
+class Draft:
+    """A Graph in the making."""
+
+    nodes: list[Node]
+    weights: dict[str, Weight]
+    weight_bits: dict[str, tuple[int, ...]]  # of quantised weights, one a profile
+    outputs: list[str]
+    input_channels: int
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What a value's codes stand for, profile by profile."""
+
+    bits: tuple[int, ...]
+    ranges: np.ndarray  # (P,) r, 1 where float
+    signed: bool
+
+    @property
+    def levels(self) -> np.ndarray:
+        """n, and 1 where float."""
+        return np.array([1.0 if b == FLOAT else 2.0**b - 1 for b in self.bits])
+
+    @property
+    def is_float(self) -> np.ndarray:
+        return np.array([b == FLOAT for b in self.bits])
+
+    @property
+    def step(self) -> np.ndarray:
+        return np.where(self.is_float, 1.0, self.ranges / self.levels)
+
+
+class CodesByWidth(Mapping[int, np.ndarray]):
+    """bits -> codes of one weight. Where they nest, the widest are kept and the others shifted out of them."""
+
+    def __init__(self, layer: AnyLayer, widths: Iterable[int]) -> None:
+        self.widths = sorted(widths)
+        nests = layer.quantizer.nests
+        keep = self.widths[-1:] if nests else self.widths
+        self.kept = {k: in_order(layer.codes(k)) for k in keep}
+
+    def __getitem__(self, bits: int) -> np.ndarray:
+        if bits not in self.widths:
+            raise KeyError(bits)
+        return self.kept[bits] if bits in self.kept else self.kept[self.widths[-1]] >> (self.widths[-1] - bits)
+
+    def __iter__(self) -> Any:
+        return iter(self.widths)
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().cpu().numpy()
+
+
+def in_order(weight: Tensor) -> np.ndarray:
+    """A weight as torch has it -> (out, kh, kw, in)."""
+    weight = weight.detach().cpu()
+    weight = weight.reshape(*weight.shape[:2], *(1,) * (4 - weight.dim()), *weight.shape[2:])  # (out, in, kh, kw)
+    return np.ascontiguousarray(weight.permute(0, 2, 3, 1).numpy())
+
+
+def lower(trace: Trace, model: nn.Module, settings: list[Setting]) -> Draft:
+    return Lowering(trace, model, settings).draft()
+
+
+class Lowering:
+    """`at[p]` holds what the modules say of themselves when the model is set to profile p."""
+
+    def __init__(self, trace: Trace, model: nn.Module, settings: list[Setting]) -> None:
+        self.trace, self.model, self.settings = trace, model, settings
+        self.profiles = len(settings)
+        self.paths = {module: name for name, module in model.named_modules()}
+        self.size = {INPUT: trace.size, **{step.name: step.size for step in trace.steps}}
+        self.nodes: dict[str, Node] = {}
+        self.codes: dict[str, Codes] = {}
+        self.weights: dict[str, Weight] = {}
+        self.weight_bits: dict[str, tuple[int, ...]] = {}
+        self.weight_names: dict[object, str] = {}  # an any-layer, or what tells a float tensor from others
+        self.values: dict[str, str] = {}  # codes -> the dequantize that reads them
+        self.layers: dict[nn.Module, list[tuple[int, float]]] = {}  # weight bits, s_k / d
+        self.acts: dict[nn.Module, Codes] = {}
+        self.norms: dict[nn.Module, np.ndarray] = {}
+        self._ask()
+
+    def draft(self) -> Draft:
+        lowerings = {"any": self.layer, "activation": self.activation, "norm": self.norm, "affine": self.affine,
+                     "clip": self.clip, "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
+        # In the order of execution, so that what a step reads is there.
+        for step in self.trace.steps:
+            lowerings.get(step.kind, self.plain)(step)
+        outputs = [self.as_float(name) for name in self.trace.outputs]
+        return Draft(list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0])
+
+    # --- Numbers ---
+
+    def _ask(self) -> None:
+        used = {step.module for step in self.trace.steps if step.module is not None}
+        acts: dict[nn.Module, list[tuple[int, float]]] = {}
+        norms: dict[nn.Module, list[np.ndarray]] = {}
+        for setting in self.settings:
+            with bits(self.model, setting), torch.no_grad():
+                for module in used:
+                    if isinstance(module, AnyLayer):
+                        k = module.weight_bits
+                        self.layers.setdefault(module, []).append((k, weight_step(module, k)))
+                    if isinstance(module, (AnyLayer, AnyActivation)) and module.act is not None:
+                        width = module.act_bits
+                        acts.setdefault(module, []).append((width, act_range(module.act, width)))
+                    if isinstance(module, SwitchNorm):
+                        row = norm_row(module.table(module.key), self.paths[module])
+                        norms.setdefault(module, []).append(row)
+        for module, rows in acts.items():
+            assert isinstance(module.act, ActQuantizer)
+            ranges = np.array([r for _, r in rows])
+            self.acts[module] = Codes(tuple(b for b, _ in rows), ranges, module.act.signed)
+        self.norms = {module: np.stack(rows) for module, rows in norms.items()}  # (P, 2, C)
+
+    # --- Nodes ---
+
+    def put(self, name: str, kind: str, inputs: list[str], table: np.ndarray | None = None, **more: Any) -> str:
+        """A new node; one that is no step has the size of what it reads."""
+        self.size.setdefault(name, self.size[inputs[0]])
+        self.nodes[name] = Node(name, kind, inputs, self.size[name][0], table=table, **more)
+        return name
+
+    def fresh(self, name: str) -> str:
+        """A name for a node that is no step: no other's."""
+        while name in self.size:
+            name += "_"
+        return name
+
+    def as_float(self, value: str) -> str:
+        """The value itself, or what its codes stand for."""
+        if value not in self.codes:
+            return value
+        if value not in self.values:
+            codes = self.codes[value]
+            scale = np.where(codes.is_float, 1.0, codes.step * (2 if codes.signed else 1))
+            shift = np.where(codes.is_float | (not codes.signed), 0.0, -codes.ranges)
+            table = np.stack([scale, shift], axis=1)  # (P, 2)
+            self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
+        return self.values[value]
+
+    def quantize(self, name: str, value: str, owner: nn.Module) -> str:
+        codes, act = self.acts[owner], owner.act
+        assert isinstance(act, ActQuantizer)
+        n, r, plain = codes.levels, codes.ranges, codes.is_float
+        scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
+        shift = np.where(plain | (not codes.signed), 0.0, n / 2)
+        table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.size[value][0], axis=2)  # (P, 2, C)
+        attributes = {"signed": codes.signed, "rectify": act.rectify and not codes.signed, "affine": True}
+        self.codes[name] = codes
+        return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
+
+    def layer(self, step: Step) -> None:
+        layer = step.module
+        assert isinstance(layer, AnyLayer)
+        (value,), path = step.inputs, self.paths[layer]
+        kind, attributes = layer_attributes(layer, path, self.size[value], step)
+        if layer.act is not None:
+            value = self.quantize(self.fresh(f"{step.name}.act"), value, layer)
+        if value not in self.codes:
+            raise UnsupportedOperation(
+                f"layer {path!r} has quantised weights but reads {value!r}, which is not quantised; give the layer its "
+                "own act, or an AnyActivation (and at most max pools and a flatten) before it"
+            )
+        codes = self.codes[value]
+        widths, steps = zip(*self.layers[layer], strict=True)
+        self._check(path, layer, widths, codes)
+        channels = step.size[0]
+        scale = np.where(codes.is_float, 1.0, np.array(steps) * codes.step)  # (P,)
+        shift = np.zeros(channels) if layer.bias is None else array(layer.bias)  # type: ignore[arg-type]
+        table = np.stack([np.repeat(scale[:, None], channels, axis=1), self.every_profile(shift)], axis=1)
+        if layer not in self.weight_names:
+            self.weight_names[layer] = step.name
+            self._any_weight(step.name, layer, widths)
+        signed = codes.signed
+        if self.weight_names[layer] not in self.weight_bits:  # float in every profile
+            value, signed = self.as_float(value), False
+        attributes = {"weight": self.weight_names[layer], **attributes, "signed": signed, "affine": True}
+        self.put(step.name, kind, [value], table, attributes=attributes)
+
+    def _check(self, path: str, layer: AnyLayer, weight_bits: Sequence[int], codes: Codes) -> None:
+        depth = layer.weight[0].numel()
+        for setting, k, a in zip(self.settings, weight_bits, codes.bits, strict=True):
+            name = setting.name if hasattr(setting, "name") else setting
+            if (k == FLOAT) != (a == FLOAT):
+                raise ProfileError(
+                    f"profile {name!r} gives layer {path!r} {k}-bit weights and a {a}-bit input; 32 is for both or none"
+                )
+            if k != FLOAT and depth * (2**k - 1) * (2**a - 1) >= SUM_LIMIT:
+                raise AnyprecError(
+                    f"layer {path!r} sums {depth} products, which at {k} x {a} bits can leave 32-bit integers; leave "
+                    f"profile {name!r} out, or convert with keep=({path!r}, ...)"
+                )
+
+    def _any_weight(self, name: str, layer: AnyLayer, weight_bits: Sequence[int]) -> None:
+        integers = {k for k in weight_bits if k != FLOAT}
+        shape = in_order(layer.weight.float()).shape
+        values = None
+        if FLOAT in weight_bits:
+            values = in_order(layer.quantizer.float_weight(layer.weight).float())
+        self.weights[name] = Weight(shape, values, CodesByWidth(layer, integers) if integers else None)
+        if integers:
+            self.weight_bits[name] = tuple(weight_bits)
+
+    def activation(self, step: Step) -> None:
+        module = step.module
+        assert isinstance(module, AnyActivation)
+        if module.quantise:
+            self.quantize(step.name, step.inputs[0], module)
+            return
+        plain = self.acts[module].is_float
+        rectified = module.act.rectify and not module.act.signed
+        low = np.where(plain, 0.0 if rectified else -np.inf, 0.0)
+        table = np.stack([low, np.where(plain, np.inf, 1.0)], axis=1)
+        self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
+
+    def norm(self, step: Step) -> None:
+        assert step.module is not None
+        self.put(step.name, "affine", [self.as_float(step.inputs[0])], self.norms[step.module])
+
+    def affine(self, step: Step) -> None:
+        row = np.stack([array(step.constants["scale"]), array(step.constants["shift"])])
+        self.put(step.name, "affine", [self.as_float(step.inputs[0])], self.every_profile(row))
+
+    def clip(self, step: Step) -> None:
+        table = self.every_profile(array(step.constants["bounds"]))
+        self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
+
+    def every_profile(self, row: np.ndarray) -> np.ndarray:
+        return np.repeat(row[None], self.profiles, axis=0)
+
+    def float_layer(self, step: Step) -> None:
+        weight, bias = step.constants["weight"], step.constants.get("bias")
+        key = (weight.data_ptr(), tuple(weight.shape), weight.stride())  # a layer that runs twice has one weight
+        if key not in self.weight_names:
+            values = in_order(weight.float())
+            self.weight_names[key] = step.name
+            self.weights[step.name] = Weight(values.shape, values)
+        table = None
+        if bias is not None:
+            table = self.every_profile(np.stack([np.ones(step.size[0]), array(bias)]))
+        attributes = {"weight": self.weight_names[key], **step.attributes, "signed": False, "affine": bias is not None}
+        self.put(step.name, step.kind, [self.as_float(step.inputs[0])], table, attributes=attributes)
+
+    def plain(self, step: Step) -> None:
+        inputs = list(step.inputs)
+        if step.kind in ("max_pool", "flatten") and inputs[0] in self.codes:
+            self.codes[step.name] = self.codes[inputs[0]]  # the largest code, and the order of codes: no float needed
+        else:
+            inputs = [self.as_float(value) for value in inputs]
+        self.put(step.name, step.kind, inputs, attributes=dict(step.attributes))
+
+
+# --- What modules say of themselves -----------------------------------------------------------------------
+
+
+def weight_step(layer: AnyLayer, k: int) -> float:
+    """s_k / d: the weight of a code is this times 2c + 1 - 2^k."""
+    if k == FLOAT:
+        return 1.0
+    quantizer = layer.quantizer
+    return float(quantizer.scale(layer.weight, k)) / grid(quantizer, k)
+
+
+def grid(quantizer: WeightQuantizer, k: int) -> int:
+    if isinstance(quantizer, Nested):
+        return 2**k
+    if isinstance(quantizer, DoReFa):
+        return 2**k - 1
+    raise UnsupportedOperation(
+        f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
+    )
+
+
+def act_range(act: ActQuantizer, width: int) -> float:
+    if width == FLOAT:
+        return 1.0
+    if is_undecided(act):
+        raise UncalibratedBits(
+            f"bits={width}: the sign and range of a layer's input are not known yet; give `convert` an example, or run "
+            "`calibrate` first"
+        )
+    r = act.range(width)
+    return 1.0 if r is None else float(r)
+
+
+def norm_row(table: nn.Module, path: str) -> np.ndarray:
+    """(2, C): y = x row[0] + row[1]."""
+    if not isinstance(table, nn.modules.batchnorm._BatchNorm):
+        raise UnsupportedOperation(
+            f"{type(table).__name__} in module {path!r}: the model file has no such operation; it has {SUPPORTED}"
+        )
+    if table.running_mean is None or table.running_var is None:
+        raise UnsupportedOperation(
+            f"batch norm {path!r} has no running statistics and takes them from the batch; track them, and train again"
+        )
+    scale = 1 / np.sqrt(array(table.running_var) + table.eps)
+    if table.affine:
+        scale = scale * array(table.weight)
+    shift = -array(table.running_mean) * scale
+    return np.stack([scale, shift + array(table.bias) if table.affine else shift])
+
+
+def layer_attributes(layer: AnyLayer, path: str, given: tuple[int, int, int], step: Step) -> tuple[str, dict[str, Any]]:
+    """The kind of an any-layer, and its FORMAT attributes but for those the codes decide."""
+    if isinstance(layer, AnyLinear):
+        if given[1:] != (1, 1) or step.size[1:] != (1, 1):
+            raise UnsupportedOperation(
+                f"linear layer {path!r} reads (N, ..., C) with more than one row an image; only (N, C) has an operation"
+            )
+        return "linear", {}
+    if not isinstance(layer, (AnyConv1d, AnyConv2d)):
+        raise UnsupportedOperation(
+            f"{type(layer).__name__} in module {path!r}: transposed convolutions have no operation; resize and "
+            f"convolve instead; the model file has {SUPPORTED}"
+        )
+    if layer.padding_mode != "zeros":
+        raise UnsupportedOperation(
+            f"layer {path!r} pads with padding_mode={layer.padding_mode!r}; only 'zeros' has an operation"
+        )
+    line = isinstance(layer, AnyConv1d)  # along W: a kernel of [1, k]
+    kernel, stride, dilation = ([1, *v] if line else list(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    if layer.padding == "same":  # torch puts the odd one at the end
+        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        before = [n // 2 for n in reach]
+        after = [n - b for n, b in zip(reach, before, strict=True)]
+    else:
+        given_pads = [0] * (2 - line) if layer.padding == "valid" else [int(p) for p in layer.padding]
+        before = after = [0, *given_pads] if line else given_pads
+    pad = [*before, *after]
+    return "conv", {"kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation, "groups": layer.groups}

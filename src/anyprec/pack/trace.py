@@ -1,0 +1,269 @@
+"""Tracing: a network and an example in, the operations it runs as a list of Steps out. Called by packing.py.
+
+The network runs for real, on the example, and every tensor operation that reads a value made from the input is
+recorded (operations.py says as what). So Python control flow, functional calls and outputs of any class need no care,
+and whatever does not come from the input is a constant. Any-layers, shared activations and switched norms are one step
+each: their numbers depend on the profile, and lower.py asks the modules for them.
+
+Runs at two more image sizes show whether the network takes any size (`Trace.free`), and which value a resized map takes
+its size from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from anyprec.errors import AnyprecError, DataError, UnsupportedOperation
+from anyprec.format.graph import INPUT
+from anyprec.pack.operations import record, title
+from anyprec.pack.steps import Refused, Size, Step, Trace, size_of
+from anyprec.train.layers import AnyActivation, AnyLayer
+from anyprec.train.norms import SwitchNorm
+from anyprec.train.observe import move, run, undisturbed
+
+LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation", SwitchNorm: "norm"}
+# Added to H and W: once so that networks which halve the size five times still fit, once to make sizes odd.
+OTHER_SIZES = ((32, 64), (33, 67))
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Stands for a value that no step makes. An error only if an output of the network comes from it."""
+
+    why: str
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every tensor operation while it is active; `values` says which step made a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.paths = {module: name for name, module in model.named_modules()}
+        self.within: list[nn.Module] = []  # the modules being called, innermost last
+        self.in_leaf = False
+        self.steps: dict[str, Step] = {}
+        self.values: Any = WeakTensorKeyDictionary()  # tensor -> name of its step, or Unusable
+        self.written: dict[int, Any] = {}  # memory of constants that values were written into; held, so never reused
+
+    # --- What operations.py asks ---
+
+    def name_of(self, item: object) -> str:
+        """The step that made this tensor."""
+        if self.is_constant(item):
+            raise Refused("it mixes a value with a constant in a way that has no operation")
+        value = self.values[item]
+        assert isinstance(value, str)
+        return value
+
+    def is_constant(self, item: object) -> bool:
+        return not isinstance(item, Tensor) or item not in self.values
+
+    def add(self, kind: str, inputs: tuple[str, ...], like: Tensor, **more: Any) -> str:
+        """A new step whose value has the size of the tensor `like`; gives its name."""
+        name = self._free_name(kind)
+        self.steps[name] = Step(name, kind, inputs, size_of(like), **more)
+        return name
+
+    def path(self) -> str:
+        return self.paths.get(self.within[-1], "") if self.within else ""
+
+    def _free_name(self, kind: str) -> str:
+        """The module's path where the module is this operation, or else the path and the kind; then a number."""
+        path = self.path()
+        whole = path and (self.in_leaf or not any(True for _ in self.within[-1].children()))
+        name = path if whole else f"{path}.{kind}" if path else kind
+        name = re.sub(r"[^!-~]", "_", name)[:180]  # FORMAT.md: at most 200 printable bytes
+        number, free = 1, name
+        while free in self.steps or free == INPUT:
+            number, free = number + 1, f"{name}_{number + 1}"
+        return free
+
+    # --- Recording ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = [] if self.in_leaf else [v for t in tensors_in((args, kwargs)) if (v := self.value_of(t)) is not None]
+        out = func(*args, **kwargs)
+        if not known:
+            return out
+        made = tensors_in(out)
+        if not made:
+            raise UnsupportedOperation(
+                f"the network decides by the values of its input ({title(func)}{self._where()}); a packed one "
+                "runs the same operations on every image"
+            )
+        value: str | Unusable
+        try:
+            spoilt = next((v for v in known if isinstance(v, Unusable)), None)
+            value = record(self, func, args, kwargs, made[0]) if spoilt is None else spoilt
+        except Refused as refused:
+            value = Unusable(f"{title(func)}{self._where()}: {refused}")
+        if func._schema.is_mutable:
+            self._overwrite(made[0], title(func))
+        self.values[made[0]] = value
+        for tensor in made[1:]:
+            self.values[tensor] = Unusable(f"{title(func)}{self._where()}: only its first result has an operation")
+        return out
+
+    def value_of(self, tensor: Tensor) -> str | Unusable | None:
+        if tensor in self.values:
+            return self.values[tensor]
+        if self.written and tensor.untyped_storage().data_ptr() in self.written:
+            return Unusable("a value is written into a part of a constant; write it with torch.cat or F.pad instead")
+        return None
+
+    def _overwrite(self, target: Tensor, what: str) -> None:
+        """A value changed in place spoils other views of the same memory; mostly nothing reads them any more."""
+        storage = target.untyped_storage()
+        if target not in self.values:
+            self.written[storage.data_ptr()] = storage
+        for other in list(self.values):
+            if other is not target and other.untyped_storage().data_ptr() == storage.data_ptr():
+                self.values[other] = Unusable(f"{what}{self._where()} changes another view of its input in place")
+
+    def _where(self) -> str:
+        return f" in module {self.path()!r}" if self.path() else " in the network's own forward"
+
+    def watch(self, module: nn.Module) -> Callable[..., Any]:
+        """The module's forward, watched. Not a hook: some networks call `module.forward(x)`, which knows none."""
+        forward = module.forward
+        kind = next((LEAVES[k] for k in LEAVES if isinstance(module, k)), None)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.within.append(module)
+            try:
+                if kind is None or self.in_leaf:
+                    return forward(*args, **kwargs)
+                self.in_leaf = True
+                try:
+                    return self._leaf(kind, (*args, *kwargs.values())[0], forward(*args, **kwargs))
+                finally:
+                    self.in_leaf = False
+            finally:
+                self.within.pop()
+
+        return watched
+
+    def _leaf(self, kind: str, given: Tensor, output: Tensor) -> Tensor:
+        value = self.value_of(given)
+        if value is None:
+            return output  # a layer that reads a constant makes a constant
+        if output is given:
+            output = output.clone()  # at 32 bits an activation may give back its very input, but is another value
+        if isinstance(value, str):
+            try:
+                value = self.add(kind, (value,), output, module=self.within[-1])
+            except Refused as refused:
+                value = Unusable(f"{type(self.within[-1]).__name__}{self._where()}: {refused}")
+        self.values[output] = value
+        return output
+
+
+def tensors_in(item: Any) -> list[Tensor]:
+    return list(_tensors(item))
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, (Mapping, tuple, list)):
+        for part in item.values() if isinstance(item, Mapping) else item:
+            yield from _tensors(part)
+
+
+def trace(model: nn.Module, example: Any) -> Trace:
+    """The model's steps at whatever bits it is set to; its mode, buffers and random numbers stay as they were."""
+    x, key = _input(model, example)
+    first, outputs = _run(model, x, key)
+    size = size_of(x)
+    fixed = Trace(tuple(first), outputs, size, free=False)
+    runs, inputs = [first], [size]
+    for down, right in OTHER_SIZES if x.dim() > 2 else ():
+        more = (down, right)[4 - x.dim() :]
+        other_x = x.new_zeros(3, x.shape[1], *(n + m for n, m in zip(x.shape[2:], more, strict=True)))
+        try:
+            other, _ = _run(model, other_x, key)
+        except (AnyprecError, AssertionError):
+            if len(runs) == 1:
+                return fixed
+            break  # odd sizes are more than a network with skips across its strides can take
+        if len(other) != len(first) or not all(a.same_but_for_size(b) for a, b in zip(first, other, strict=True)):
+            return fixed
+        runs.append(other)
+        inputs.append(size_of(other_x))
+    if len(runs) == 1:
+        return fixed
+    steps = [_follow(number, runs, inputs) for number in range(len(first))]
+    if None in steps:
+        return fixed
+    return Trace(tuple(step for step in steps if step is not None), outputs, size, free=True)
+
+
+def _input(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
+    """The example's one tensor, its first image twice (so that no batch of 1 hides what is done to the batch)."""
+    given = tensors_in(example)
+    if not given and hasattr(example, "__array__"):
+        given = [torch.as_tensor(example)]
+    if len(given) != 1 or not 2 <= given[0].dim() <= 4 or 0 in given[0].shape or not given[0].is_floating_point():
+        shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in given) or "none"
+        raise DataError(
+            f"the example holds these tensors: {shapes}; pack needs one float tensor, such as images (N, C, H, W)"
+        )
+    x = move(given[0].detach(), model, "the example")
+    home = next((p for p in model.parameters() if p.is_floating_point()), x)
+    key = next(iter(example)) if isinstance(example, Mapping) else None
+    return x[:1].repeat(2, *(1,) * (x.dim() - 1)).to(home.dtype), key
+
+
+def _run(model: nn.Module, x: Tensor, key: str | None) -> tuple[list[Step], tuple[str, ...]]:
+    recorder = Recorder(model)
+    recorder.values[x] = INPUT
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(model))
+        stack.enter_context(torch.no_grad())
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                _set_forward(module, recorder.watch(module), stack)
+        stack.enter_context(recorder)
+        output = run(model, ((x,), {}) if key is None else ((), {key: x}), "the example")
+    made = tensors_in(output)
+    if not made:
+        raise UnsupportedOperation(f"the network returns a {type(output).__name__} without tensors; nothing to pack")
+    outputs = []
+    for tensor in made:
+        value = recorder.value_of(tensor) or Unusable("an output of the network does not depend on its input")
+        if isinstance(value, Unusable):
+            raise UnsupportedOperation(value.why)
+        outputs.append(value)
+    return list(recorder.steps.values()), tuple(outputs)
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any], stack: ExitStack) -> None:
+    own = module.__dict__.get("forward")  # some tools put one there
+    module.__dict__["forward"] = forward
+    if own is None:
+        stack.callback(module.__dict__.pop, "forward")
+    else:
+        stack.callback(module.__dict__.__setitem__, "forward", own)
+
+
+def _follow(number: int, runs: list[list[Step]], inputs: list[Size]) -> Step | None:
+    """A resize to a size that changed with the image's takes it from the value that changed alike; None: from none."""
+    step = runs[0][number]
+    wanted = [steps[number].size[1:] for steps in runs]
+    if step.kind != "resize" or step.attributes["size"] is None or len(set(wanted)) == 1:
+        return step
+    like = INPUT if [size[1:] for size in inputs] == wanted else None
+    for i in reversed(range(number)):
+        if like is None and [steps[i].size[1:] for steps in runs] == wanted:
+            like = runs[0][i].name
+    return None if like is None else replace(step, attributes={**step.attributes, "size": None, "like": like})

@@ -1,0 +1,235 @@
+"""PackedModel: a loaded model file with an active profile; numpy in, numpy out, no torch. Made by `load`.
+
+    m = anyprec.load("net.apm")
+    y = m(x)                            # at m.bits, the widest width in the file until it is set
+    m.bits = 2; y = m(x); y = m(x, bits=1)
+
+The work is done by the C++ engine (native/engine.h), without the GIL; calls from many threads are safe. What is here
+turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear errors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from anyprec import _native
+from anyprec.bits import INTEGER_WIDTHS, check_bits
+from anyprec.errors import InputError, UnsupportedBits
+
+LAYOUTS = ("NCHW", "NHWC")
+Bits = int | str  # a width, or the name of a profile
+
+
+def load(
+    path: str | Path,
+    *,
+    max_bits: int | None = None,
+    threads: int = 1,
+    layout: str = "NCHW",
+    memory_budget: int | None = None,
+    verify: bool = False,
+    isa: str | None = None,
+) -> PackedModel:
+    """Open a model file.
+
+    max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the bytes of
+    prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
+    overrides ANYPREC_ISA.
+    """
+    if max_bits is not None and check_bits(max_bits) not in (*INTEGER_WIDTHS, 32):
+        raise UnsupportedBits(f"max_bits={max_bits!r}; choose 1..8, or leave it out")
+    if memory_budget is not None and memory_budget < 1:
+        raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
+    native = _native.Model.open(os.fspath(path), max_bits or 0, verify, memory_budget or 0, isa or "")
+    return PackedModel(native, threads=threads, layout=layout)
+
+
+class PackedModel:
+    def __init__(self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW") -> None:
+        self._native = native
+        self._chosen: str | None = None  # a profile's name, once the user has chosen one
+        self._find_profiles()
+        self.threads = threads
+        self.layout = _check_layout(layout)
+
+    def _find_profiles(self) -> None:
+        profiles = self._native.profiles()
+        self._numbers = {p.name: i for i, p in enumerate(profiles)}
+        self._open = {p.name for p in profiles if p.available}
+        self._accuracy = {p.name: p.accuracy for p in profiles}
+        self._bytes = {p.name: p.bytes for p in profiles}
+
+    # --- Precision ---------------------------------------------------------------------------------------------
+
+    @property
+    def bits(self) -> Bits:
+        """The width calls run at (or the name of a mixed profile); set it at any time, it costs nothing."""
+        return int(self.profile) if self.profile.isdigit() else self.profile
+
+    @bits.setter
+    def bits(self, bits: Bits) -> None:
+        self._chosen = self._find(bits)
+
+    @property
+    def profile(self) -> str:
+        if self._chosen is not None:
+            return self._chosen
+        widths = self.widths
+        return str(max(widths)) if widths else next(name for name in self._numbers if name in self._open)
+
+    @profile.setter
+    def profile(self, name: str) -> None:
+        self._chosen = self._find(name)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Uniform widths that can run now; 32 is float."""
+        return tuple(sorted(int(name) for name in self._open if name.isdigit()))
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """All profiles that can run now, mixed ones among them."""
+        return tuple(name for name in self._numbers if name in self._open)
+
+    def accuracy(self, bits: Bits | None = None) -> float | None:
+        """The accuracy in percent noted in the file, where there is one."""
+        value = self._accuracy[self.profile if bits is None else self._find(bits)]
+        return None if math.isnan(value) else value
+
+    def bytes_needed(self, bits: Bits) -> int:
+        """How many bytes from the start of the file a width needs."""
+        name = str(bits)
+        return self._bytes[name if name in self._bytes else self._find(bits)]
+
+    def refresh(self) -> tuple[int, ...]:
+        """Look for planes that arrived since (a file still being downloaded); the widths that can run now."""
+        if self._native.refresh():
+            self._find_profiles()
+        return self.widths
+
+    def _find(self, bits: Bits) -> str:
+        name = bits if isinstance(bits, str) else str(check_bits(bits))
+        if name in self._numbers and name not in self._open:
+            self.refresh()
+        if name in self._open:
+            return name
+        have = ", ".join(self.profiles)
+        if name in self._numbers:
+            raise UnsupportedBits(
+                f"bits={name} is in the file but not loaded (there are {have}); load it without max_bits, or wait for "
+                "the rest of the file"
+            )
+        near = get_close_matches(name, self._numbers, 1)
+        hint = f"; did you mean {near[0]!r}?" if near and not name.isdigit() else ""
+        raise UnsupportedBits(f"bits={bits!r} is not in this model file, which has {have}{hint}")
+
+    # --- Running -----------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        x: np.ndarray,
+        bits: Bits | None = None,
+        *,
+        layout: str | None = None,
+        threads: int | None = None,
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
+
+        float32, or uint8 where the file says how images become floats. Vectors come out as (N, C), maps in the layout
+        of the input; several outputs as a tuple.
+        """
+        number = self._numbers[self.profile if bits is None else self._find(bits)]
+        layout = self.layout if layout is None else _check_layout(layout)
+        single = np.ndim(x) == 3
+        x = self._array(x, layout)
+        arrays = self._native.run(x, number, _check_threads(self.threads if threads is None else threads), layout == "NCHW")
+        outputs = tuple(_shaped(y, layout, single) for y in arrays)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _array(self, x: np.ndarray, layout: str) -> np.ndarray:
+        x = np.asarray(x)
+        if x.ndim == 3:
+            x = x[None]
+        elif x.ndim == 2:
+            x = x[:, :, None, None] if layout == "NCHW" else x[:, None, None, :]
+        if x.ndim != 4:
+            raise InputError(f"input has shape {x.shape}; give images ({layout}), one image of three axes, or (N, F)")
+        if x.dtype != np.uint8:
+            if x.dtype.kind != "f":
+                raise InputError(f"input is {x.dtype}; give float32, or uint8 images")
+            x = x.astype(np.float32, copy=False)
+        return np.ascontiguousarray(x)
+
+    @property
+    def threads(self) -> int:
+        """How many threads one call may use."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        self._threads = _check_threads(threads)
+
+    # --- About -------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def isa(self) -> str:
+        """The instruction set it runs on."""
+        return self._native.isa
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self._native.labels)
+
+    @property
+    def input_shape(self) -> tuple[int | None, int | None, int]:
+        """H, W, C of the images it takes; None where any size will do."""
+        return self._native.input_height or None, self._native.input_width or None, self._native.input_channels
+
+    @property
+    def takes_uint8(self) -> bool:
+        return self._native.takes_bytes
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes held now: prepared weights of the widths in use, and working memory."""
+        return {"panels": self._native.panel_bytes, "arenas": self._native.arena_bytes}
+
+    def steps(
+        self, x: np.ndarray, bits: Bits | None = None, *, layout: str | None = None, repeat: int = 10
+    ) -> list[_native.StepInfo]:
+        """Every step of a run with its kernel, what is fused into it, its products and its median time on one thread."""
+        number = self._numbers[self.profile if bits is None else self._find(bits)]
+        layout = self.layout if layout is None else _check_layout(layout)
+        return self._native.steps(self._array(x, layout), number, max(1, int(repeat)), layout == "NCHW")
+
+    def __repr__(self) -> str:
+        return f"PackedModel({self.name!r}, bits={self.bits}, profiles={', '.join(self.profiles)}, isa={self.isa})"
+
+
+def _shaped(y: np.ndarray, layout: str, single: bool) -> np.ndarray:
+    if y.shape[1] == y.shape[2] == 1:
+        y = y[:, 0, 0, :]
+    elif layout == "NCHW":
+        y = np.ascontiguousarray(y.transpose(0, 3, 1, 2))
+    return y[0] if single else y
+
+
+def _check_layout(layout: str) -> str:
+    if layout not in LAYOUTS:
+        raise InputError(f"layout={layout!r} is not known; choose 'NCHW' or 'NHWC'")
+    return layout
+
+
+def _check_threads(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or not 1 <= threads <= 1024:
+        raise InputError(f"threads={threads!r} is not a number of threads; give 1 or more")
+    return int(threads)

@@ -1,0 +1,135 @@
+"""Every network of the zoo, packed: the oracle computes from the Graph what torch computes from the module."""
+
+import pytest
+import torch
+
+from anyprec.bits import Profile
+from anyprec.train.calibrate import calibrate
+from anyprec.train.switch import any_layers, bits, widths_of
+from anyprec.zoo import build
+
+ALL = (1, 2, 3, 4, 5, 6, 7, 8, 32)
+
+# name -> (options, image side)
+NETS = {
+    "resnet8": ({"width": 0.5}, 16),
+    "resnet20": ({"width": 0.25}, 12),
+    "resnet20-he": ({}, 8),
+    "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16),
+    "cnn8": ({"expand": 1}, 40),
+    "mobilenetv2": ({"width": 0.25}, 8),
+    "resnet18": ({"width": 0.125}, 40),
+    "resnet50": ({"width": 0.125}, 40),
+}
+
+
+def images(side, count=6, channels=3, seed=1):
+    return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def network(name, **more):
+    torch.manual_seed(0)
+    options, side = NETS[name]
+    model = build(name, **{"widths": ALL, **options, **more})
+    x = images(side)
+    if any(layer.act is not None for layer in any_layers(model).values()):
+        calibrate(model, [x], ALL[:-1], progress=False)  # ranges
+    return model, x
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_all_widths(agree, name):
+    model, x = network(name)
+    graph = agree(model, x)
+    assert [p.name for p in graph.profiles] == [str(k) for k in ALL]
+    assert graph.outputs == (graph.ops[-1].name,)
+    assert set(graph.weights) >= set(any_layers(model))
+    free = name not in ("alexnet", "cnn8")  # these two read images of one size
+    assert (graph.input_shape == (None, None, 3)) == free
+
+
+@pytest.mark.parametrize("quantizer, scale", [("nested", "mean"), ("dorefa", "mean"), ("lsq", "learned")])
+@pytest.mark.parametrize("name", ["resnet8", "resnet20-he"])
+def test_all_quantizers(agree, name, quantizer, scale):
+    more = {"depth": 8} if name == "resnet20-he" else {}
+    model, x = network("resnet8", quantizer=quantizer, scale=scale)
+    if more:
+        torch.manual_seed(0)
+        model = build("resnet-he", widths=ALL, quantizer=quantizer, scale=scale, **more)
+        calibrate(model, [x], ALL[:-1], progress=False)
+    graph = agree(model, x)
+    if quantizer == "dorefa":
+        assert graph.planes[2] == (1, 2) and graph.planes[8][-1] == 35
+    else:
+        assert graph.planes[2] == (0, 1) and graph.planes[8] == tuple(range(8))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
+def test_quantised_skips(agree, kinds, name):
+    model, x = network(name, skip="quantised")
+    graph = agree(model, x)
+    floats = [name for name, weight in graph.weights.items() if weight.is_float]
+    assert floats == ["conv0", "fc"]
+    # Block and skip read one quantised value: no more quantizes than activations.
+    acts = [m for m in model.modules() if type(m).__name__ == "AnyActivation"]
+    assert kinds(graph)["quantize"] == len(acts)
+
+
+def test_norms_are_folded(agree, kinds):
+    model, x = network("resnet20")
+    graph = agree(model, x)
+    found = kinds(graph)
+    # Nine pre-activation norms and all that follow a convolution are in others' tables; the last norm is alone.
+    assert found["affine"] == 1 and "clip" not in found
+    alone = [op.name for op in graph.ops if op.kind == "quantize" and not op.attributes["affine"]]
+    assert alone == [f"blocks.{i}.act1" for i in range(9)]
+
+
+def test_pools_move_codes(agree):
+    model, x = network("alexnet")
+    graph = agree(model, x)
+    kind = {op.name: op.kind for op in graph.ops}
+    pools = [op for op in graph.ops if op.kind == "max_pool"]
+    assert [kind[op.inputs[0]] for op in pools] == ["conv", "quantize", "quantize"]
+
+
+def test_as_it_was(agree):
+    model, x = network("resnet8")
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    from anyprec.pack.packing import make_graph
+
+    with bits(model, 2):
+        dice = torch.get_rng_state()
+        make_graph(model, example=x[:1])
+        assert torch.equal(torch.get_rng_state(), dice)
+        assert {layer.bits for layer in any_layers(model).values()} == {2}
+    assert model.training and all(m.training for m in model.modules())
+    assert all("forward" not in vars(m) for m in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_only_what_is_calibrated(agree):
+    model, x = network("resnet8", widths=(1, 4, 8))
+    graph = agree(model, x, keep_float=False)
+    assert [p.name for p in graph.profiles] == ["1", "4", "8"] and graph.planes.keys() == {1, 4, 8}
+    assert all(weight.is_float or weight.values is None for weight in graph.weights.values())
+    assert widths_of(model) == (1, 4, 8)
+
+
+def test_mixed_profile(agree):
+    model, x = network("resnet8")
+    layers = list(any_layers(model))
+    mixed = Profile("fast", {layers[0]: 2, layers[1]: (8, 4), layers[2]: 32, layers[3]: 3})
+    calibrate(model, [x], (), profiles=(mixed,), progress=False)
+    graph = agree(model, x, profiles=(mixed,))
+    profile = graph.profiles[-1]
+    assert profile.name == "fast" and not profile.is_float
+    assert [profile.weight_bits(name) for name in layers[:4]] == [2, 8, 32, 3]
+    assert [profile.act_bits(f"blocks.{i}.act{j}") for i in (0, 1) for j in (0, 1)] == [2, 4, 32, 3]
+
+
+def test_quantised_in_float_alone(agree):
+    model, x = network("resnet8")
+    graph = agree(model, x, widths=(32,))
+    assert [p.name for p in graph.profiles] == ["32"] and all(weight.is_float for weight in graph.weights.values())
