@@ -130,10 +130,7 @@ int32_t sum_ymm(const uint8_t *codes, int count) {
         sums = _mm256_add_epi64(sums, _mm256_sad_epu8(load(codes + c), _mm256_setzero_si256()));
     __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
-    int32_t total = static_cast<int32_t>(_mm_cvtsi128_si64(sum));
-    for (; c < count; ++c)
-        total += codes[c];
-    return total;
+    return static_cast<int32_t>(_mm_cvtsi128_si64(sum)) + sum_codes(codes + c, count - c);
 }
 
 inline I broadcast4(const uint8_t *p) {

@@ -79,7 +79,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);
     const size_t group_bytes = blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
-    const int centre = (1 << bits) - 1, half = 1 << (bits - 1);
+    const int centre = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
     Panel panel = allocate(group_bytes * groups);

@@ -81,7 +81,7 @@ class Builder {
     std::shared_ptr<const std::vector<int32_t>> taps_of(const Op &op, const Shape &in, const Shape &out);
     std::shared_ptr<const Offsets> offsets_of(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel);
     void conv_step(int op);
-    void prepare(ConvStep &conv, int value, int input_bits);
+    void prepare(ConvStep &conv, int value);
     void sign_constants(ConvStep &conv, const Op &op, int weight_bits, int input_bits, int taps);
     void plain_step(int op);
     void assign_memory();
@@ -256,11 +256,11 @@ void Builder::zero_row(Step &step, const Place &p) { // resolved with all other 
     step.zero_rows.push_back(p.pixel);
 }
 
-void Builder::prepare(ConvStep &conv, int value, int input_bits) {
+void Builder::prepare(ConvStep &conv, int value) {
     const TileKernel &kernel = *conv.kernel;
     const Place from = place(value);
     const bool other_form = kernel.input != Input::codes;
-    const auto form = std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, input_bits);
+    const auto form = std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, kernel.max_act_bits);
     const auto sums = std::make_pair(value, conv.groups);
     const bool make_form = other_form && !prepared.count(form), make_sums = kernel.window && !summed.count(sums);
     if (make_form || make_sums) {
@@ -358,7 +358,7 @@ void Builder::conv_step(int number) {
         conv->blocks = cut_blocks(kernel, conv->group_out, conv->taps, conv->steps);
         conv->panel = panels(op.weight, weight_bits, &kernel, op.groups);
         if (conv->integer)
-            prepare(*conv, value, input_bits);
+            prepare(*conv, value);
         else
             conv->input = place(value);
         for (const Block &block : conv->blocks)

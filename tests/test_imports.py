@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "zoo": {"data", "progress", "train"},
     "format": set(),
     "pack": {"data", "format", "progress", "train", "zoo"},
-    "run": {"format", "progress", "_native"},
+    "run": {"data", "format", "progress", "_native"},
     "serve": {"run", "format", "progress"},
     "report": {"run", "format", "progress"},
     "cli": set(),

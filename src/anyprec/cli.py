@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "import": ("anyprec.zoo.cli_import", "turn a reference checkpoint into an anyprec run"),
     "pack": ("anyprec.pack.cli_pack", "turn a trained run into one model file of integers, for every width"),
     "inspect": ("anyprec.format.cli_inspect", "what a model file holds, and how many bytes each width needs"),
+    "run": ("anyprec.run.cli_run", "run a model file on images, or over a test set, at any width"),
     "bench": ("anyprec.run.cli_bench", "time and memory at every width, beside other engines"),
     "info": ("anyprec.run.cli_info", "versions, CPU and instruction set, for a look or a bug report"),
 }
@@ -109,7 +110,7 @@ def run_verb(verb: str, argv: list[str]) -> int:
     parser = Parser(prog=f"anyprec {verb}", description=summary)
     handler.add_arguments(parser)
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_intermixed_args(argv)  # `run net.apm --bits 2 x.npy`: options may stand between
     except SystemExit as done:  # argparse leaves this way after --help and after an error it has printed
         return int(done.code or 0)
     return handler.run(args)

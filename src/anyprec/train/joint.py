@@ -7,7 +7,7 @@ Called by run.py for every batch; the optimiser step is its caller's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -69,10 +69,14 @@ def joint_step(
     *,
     loss: str = "recursive",
     label_weight: float = 0.5,
+    width_weights: Mapping[int, float] | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers)."""
+    """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers).
+
+    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing.
+    """
     if loss not in LOSSES:
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
     results: dict[int, tuple[Tensor, Tensor]] = {}
@@ -83,7 +87,8 @@ def joint_step(
             logits = body(z)
             logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
             value = width_loss(loss, logits, labels, teacher, label_weight)
-            backward(value)
+            weight = (width_weights or {}).get(bits, 1.0)
+            backward(value if weight == 1 else weight * value)
             if teacher is None or loss != "soft":
                 teacher = logits.detach()
             right = (logits.detach().argmax(1) == labels).sum()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from anyprec.bits import DEFAULT_WIDTHS, check_widths
+from anyprec.bits import DEFAULT_WIDTHS, FLOAT, INTEGER_WIDTHS, check_widths
 from anyprec.errors import AnyprecError, RecipeError
 
 if sys.version_info >= (3, 11):
@@ -32,6 +33,7 @@ CHOICES = {
     "schedule": ("steps", "cosine", "constant"),
     "amp": ("off", "bf16", "fp16"),
 }
+TABLES = ("net_options", "width_weights")
 POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr")
 
 
@@ -51,6 +53,7 @@ class Recipe:
     scale: str = "learned"
     loss: str = "recursive+label"
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
+    width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
     sampling: str = "all"
     sandwich_random: int = 1  # random widths a step beside the lowest and the highest
 
@@ -96,6 +99,11 @@ class Recipe:
             object.__setattr__(self, "widths", check_widths(self.widths))
         except AnyprecError as error:
             raise RecipeError(f"widths: {error}") from error
+        for key, weight in self.width_weights.items():
+            if key not in map(str, (*INTEGER_WIDTHS, FLOAT)):
+                raise RecipeError(f"width_weights names {key!r}, which is no bit-width; write 1..8 or 32")
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+                raise RecipeError(f"width_weights.{key}={weight!r} is not allowed; it must be a number, 0 or more")
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -134,24 +142,23 @@ class Recipe:
             table, dot, key = name.strip().partition(".")
             if dot:
                 if not isinstance(record.get(table), dict):
-                    raise RecipeError(f"--set {setting!r}: {table!r} is not a table; only net_options is one")
+                    raise RecipeError(f"--set {setting!r}: {table!r} is not a table; {' and '.join(TABLES)} are")
                 record[table][key] = value
             else:
                 record[table] = value
         return Recipe.from_dict(record, where="--set")
 
     def to_dict(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self)
-        record["net_options"] = dict(self.net_options)
-        return record
+        return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> None:
         lines = []
         for name, value in self.to_dict().items():
-            if name != "net_options":
+            if name not in TABLES:
                 lines.append(f"{name} = {_toml(value)}")
-        lines.append("\n[net_options]")
-        lines += [f"{name} = {_toml(value)}" for name, value in self.net_options.items()]
+        for table in TABLES:
+            lines.append(f"\n[{table}]")
+            lines += [f"{name} = {_toml(value)}" for name, value in getattr(self, table).items()]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -171,6 +171,7 @@ class Run:
             scaled = lambda value: scaler.scale(value).backward()  # noqa: E731
         results = joint_step(
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
+            width_weights={int(k): w for k, w in recipe.width_weights.items()},
             autocast=self._autocast, backward=scaled,
         )  # fmt: skip
         numbers = torch.stack([torch.stack([v, r.to(v.dtype)]) for v, r in results.values()])  # (widths, 2)

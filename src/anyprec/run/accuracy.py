@@ -1,0 +1,120 @@
+"""Accuracy, latency and bytes of a packed model at each of its profiles: a test set in, a row per profile out.
+
+No torch: the engine runs the images, `data` reads them. Called by cli_run.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from anyprec.data import AUGMENTS, DATASETS, ArrayData, Augment, FileData
+from anyprec.data.loader import normaliser
+from anyprec.errors import InputError
+from anyprec.progress import Progress
+from anyprec.run.images import target
+from anyprec.run.model import PackedModel
+
+# Images that are read together. All profiles run through them in turn, so that what slows the machine down for a while
+# slows them alike; each in one go, so that its weights stay in the cache.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    profile: str  # "4", "32", or the name of a mixed one
+    accuracy: float  # percent
+    latency_ms: float  # median over the calls, divided by the batch
+    bytes: int  # of the file, from its start
+
+
+def measure(
+    model: PackedModel,
+    data: ArrayData | FileData,
+    profiles: Sequence[str],
+    *,
+    batch: int = 1,
+    size: int | None = None,
+    progress: bool = False,
+) -> list[Row]:
+    """Every image at every profile, `batch` a call, brought to `size` where the model leaves it free."""
+    pixels = reader(model, data, size)
+    check_classes(model, data, pixels(np.arange(1)), profiles[0])
+    right = dict.fromkeys(profiles, 0)
+    times: dict[str, list[float]] = {profile: [] for profile in profiles}
+    chunk = max(CHUNK // batch, 1) * batch  # whole batches: another batch size is another plan, prepared anew
+    total = len(data) * len(profiles)
+    with Progress("run", total=total, unit="img") if progress else contextlib.nullcontext() as bar:
+        for first in range(0, len(data), chunk):
+            rows = np.arange(first, min(first + chunk, len(data)))
+            images, labels = pixels(rows), data.labels[rows]
+            for profile in profiles:
+                model(images[:batch], profile, layout="NHWC")  # prepares the weights, warms the cache; not timed
+                for at in range(0, len(rows), batch):
+                    x = images[at : at + batch]
+                    start = time.perf_counter()
+                    y = model(x, profile, layout="NHWC")
+                    seconds = time.perf_counter() - start
+                    if len(x) == batch or not times[profile]:
+                        times[profile].append(seconds / len(x))
+                    right[profile] += int((np.argmax(y, axis=1) == labels[at : at + batch]).sum())
+                if bar:
+                    bar.update(len(rows))
+    return [
+        Row(p, 100 * right[p] / len(data), 1e3 * float(np.median(times[p])), model.bytes_needed(p)) for p in profiles
+    ]
+
+
+def reader(
+    model: PackedModel, data: ArrayData | FileData, size: int | None
+) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8] | npt.NDArray[np.float32]]:
+    """A function from rows of the data set to images (n, H, W, C): uint8 where the file says what these become."""
+    height, width, channels = target(model, size)
+    if data.shape[2] != channels:
+        raise InputError(f"{data.name} has images of {data.shape[2]} channels, {model.name} takes {channels}")
+    how = view_for(data, height, width)
+    shape = how.shape(data.shape)
+    if (height or shape[0], width or shape[1]) != shape[:2]:
+        raise InputError(
+            f"{data.name} gives images of {shape[0]} x {shape[1]}, {model.name} takes {height} x {width}; "
+            "name the data set it was trained on"
+        )
+    normalise = None if model.takes_uint8 else normaliser(data.mean, data.std, shape)
+
+    def pixels(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+        images = data.read(rows, how.view) if isinstance(data, FileData) else how.apply(data.read(rows), None)
+        return normalise(images) if normalise else images
+
+    return pixels
+
+
+def view_for(data: ArrayData | FileData, height: int | None, width: int | None) -> Augment:
+    """How an image gets its size: a square that is asked for, else what the data set is usually trained with.
+
+    Photographs are cut as ImageNet's are for testing: for 224, short side to 256 and the middle 224 x 224.
+    """
+    spec = DATASETS.get(data.name)
+    usual = AUGMENTS[spec.augment if spec else "none"]
+    side = height if height is not None and height == width else usual.side or usual.resize
+    if isinstance(data, FileData):
+        side = side or data.size
+        return Augment("photographs", side=side, short=round(side * 8 / 7))
+    return Augment("size", resize=side) if side and (side, side) != data.shape[:2] else AUGMENTS["none"]
+
+
+def check_classes(
+    model: PackedModel, data: ArrayData | FileData, images: npt.NDArray[np.generic], profile: str
+) -> None:
+    y = model(images, profile, layout="NHWC")
+    if isinstance(y, tuple) or y.ndim != 2:
+        raise InputError(f"{model.name} does not give one score a class, so it has no accuracy; give it images instead")
+    if y.shape[1] != data.num_classes:
+        raise InputError(
+            f"{model.name} gives {y.shape[1]} scores, {data.name} has {data.num_classes} classes; name the data set it "
+            "was trained on"
+        )

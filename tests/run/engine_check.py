@@ -1,0 +1,69 @@
+"""How tests compare the engine with the oracle: a Graph and images in, an AssertionError out where any bit differs.
+
+Used by test_engine.py, test_engine_zoo.py and sanitize.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from graph_builder import assert_same
+
+from anyprec import _native
+from anyprec.errors import UnsupportedIsa
+from anyprec.format import Graph, write
+from anyprec.run.model import PackedModel, load
+from anyprec.run.oracle import run_graph
+
+NATIVE = Path(__file__).parents[2] / "native"
+
+
+def usable_isas() -> list[str]:
+    """Instruction sets that are built in and run on this CPU; "scalar" first."""
+    usable = []
+    for isa in _native.built_isas():
+        try:
+            usable.append(_native.choose_isa(isa, _native.cpu_features()))
+        except UnsupportedIsa:
+            continue
+    return usable
+
+
+def assert_exact(
+    graph: Graph,
+    inputs: Sequence[np.ndarray],  # each (N, H, W, C) float32 or uint8
+    path: Path,
+    isas: Iterable[str],
+    threads: Sequence[int] = (1,),
+    profiles: Iterable[str] | None = None,
+) -> dict[str, PackedModel]:
+    """Writes the graph to `path` and runs it in every profile on every instruction set; gives the models."""
+    write(graph, path)
+    models = {isa: load(path, isa=isa, layout="NHWC") for isa in isas}
+    for name in [p.name for p in graph.profiles] if profiles is None else profiles:
+        for i, x in enumerate(inputs):
+            want = run_graph(graph, x, name)
+            for isa, model in models.items():
+                for count in threads:
+                    got = model(x, bits=name, threads=count)
+                    got = got if isinstance(got, tuple) else (got,)
+                    assert len(got) == len(want)
+                    for (output, expected), y in zip(want.items(), got, strict=True):
+                        what = f"{isa}, profile {name}, input {i}, {count} threads, output {output}"
+                        assert_same(y.reshape(expected.shape), expected, what)
+    return models
+
+
+def kernels_used(model: PackedModel, x: np.ndarray, profiles: Iterable[str]) -> set[str]:
+    """Names of the kernels that convolutions run on; work is "vpmaddubsw, 4 bit, add, float, codes" for example."""
+    steps = [step for name in profiles for step in model.steps(x, name, repeat=1) if step.products]
+    return {re.sub("(, add)?(, float)?(, codes)?$", "", step.work) for step in steps}
+
+
+def kernels_built(isa: str) -> set[str]:
+    """Names of all tile kernels that native/kernels_<isa>.cpp defines."""
+    source = (NATIVE / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
+    return set(re.findall(r'TileKernel \w+ = \{\s*"([^"]+)"', source))
