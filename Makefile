@@ -1,9 +1,11 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
-#   make demo    train on the embedded digits, calibrate the widths between, print accuracy at every width
+#   make demo    train on the embedded digits, pack, run natively at every width: accuracy, latency, bytes, a picture
 #   make test    the tests; `make slow` the long ones
 #   make check   lint, format, types
-#   make bench   time of a joint training step against a plain one
+#   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
+#   make fuzz    fuzzes both readers, MINUTES=10 each
+#   make bench   a joint training step against a plain one; the engine against other engines (docs/bench.md)
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,29 +13,35 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 CPP := $(wildcard native/*.cpp native/*.h)
+SOURCES := $(CPP) $(wildcard native/*.inl)
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py)
 
 # Two workers with one thread each: more threads only get in each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --color=no
 
-.PHONY: setup demo test slow check format bench clean
+.PHONY: setup demo test slow check format bench native-test sanitize fuzz clean
 
 setup: $(READY)
 
 # torch comes first and alone, at the one version of constraints.txt: left to the resolver, an open range in some
 # other package may bring in gigabytes of GPU libraries.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(CPP) $(PACKAGES)
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES) $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
 	$(PIP) --no-build-isolation -e '.[train,dev]'
 	touch $@
 
+# The picture is drawn where Matplotlib is installed. Asked when the recipe runs, after set-up.
+PICTURE = $(shell $(BIN)/python -c 'import matplotlib' 2>/dev/null && echo --picture runs/demo/digits.png)
+
 demo: $(READY)
 	$(BIN)/anyprec train recipes/digits.toml --out runs/demo --overwrite
 	$(BIN)/anyprec calibrate runs/demo --widths 3,5-7
 	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32
+	$(BIN)/anyprec pack runs/demo --float --out runs/demo/digits.apm
+	$(BIN)/anyprec run runs/demo/digits.apm --dataset digits $(PICTURE)
 
 test: $(READY)
 	$(PYTEST)
@@ -53,7 +61,36 @@ format: $(READY)
 	$(BIN)/clang-format -i $(CPP)
 
 bench: $(READY)
+	$(PIP) -e '.[train,dev,bench]' --no-build-isolation
 	$(BIN)/python bench/train_step.py
+	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/engine.py --isa avx2
+
+# The engine without Python, in build folders of its own
+NATIVE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DANYPREC_PYTHON=OFF -S .
+MINUTES ?= 10
+
+build/native/fuzz_reader: $(READY) $(wildcard native/fuzz/* native/tests/*)
+	$(NATIVE) -B build/native -DANYPREC_TESTS=ON -DANYPREC_FUZZ=ON
+	$(BIN)/cmake --build build/native
+	rm -rf build/native/corpus
+	$(BIN)/python -m tarfile -e native/fuzz/corpus.tar.xz build/native
+	touch $@
+
+native-test: build/native/fuzz_reader
+	build/native/test_reader
+	build/native/fuzz_reader build/native/corpus
+
+sanitize: $(READY)
+	$(NATIVE) -B build/sanitize -DANYPREC_TESTS=ON -DANYPREC_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	build/sanitize/test_reader
+	$(BIN)/python tests/run/sanitize.py build/sanitize/anyprec-run
+
+fuzz: build/native/fuzz_reader
+	mkdir -p build/native/found
+	build/native/fuzz_reader --minutes $(MINUTES) --keep build/native/found build/native/corpus
+	$(BIN)/python tests/format/fuzz_reader.py --minutes $(MINUTES) --keep build/fuzz-findings
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -15,6 +15,7 @@ from anyprec.bits import FLOAT
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+INPUT_RANGE = 2.64  # the whitest pixel of the last channel, (1 - 0.406) / 0.225
 # What a quantised activation looks like, as a fraction of its levels; tables aim at it and sums are estimated from it.
 CODE_MEAN, CODE_STD = 0.4, 0.37
 
@@ -24,8 +25,8 @@ Estimate = tuple[np.ndarray, np.ndarray]  # mean and standard deviation of each 
 class Net:
     """A Graph in the making. Beside each float value it keeps an estimate of its channels, one a profile."""
 
-    def __init__(self, name: str, size: int | None, widths: Sequence[int], seed: int) -> None:
-        self.name, self.size, self.widths = name, size, tuple(sorted(widths))
+    def __init__(self, name: str, size: int | None, widths: Sequence[int], seed: int, edges: str = "float") -> None:
+        self.name, self.size, self.widths, self.edges = name, size, tuple(sorted(widths)), edges
         self.rng = np.random.default_rng(seed)
         self.ops: list[Op] = []
         self.weights: dict[str, Weight] = {}
@@ -79,7 +80,8 @@ class Net:
         """With a weight that is float in every profile, and a table if `makes` says what follows, as above."""
         shape = (out, kernel, kernel, self.channels[x])
         values = self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
-        self.weights[name] = Weight(shape, values)
+        edges = self.edges if x == INPUT else "float"
+        source, steps = self._edge(name, x, values, INPUT_RANGE, True, edges)
         by_channel = values.astype(np.float64).sum((1, 2)), np.square(values, dtype=np.float64).sum((1, 2))
         estimates = [(by_channel[0] @ m, np.sqrt(by_channel[1] @ s**2)) for m, s in self.estimates[x]]
         if makes:
@@ -88,7 +90,10 @@ class Net:
             self.tables[name] = self._table(rows)
             estimates = [(m * a + b, s * np.abs(a)) for (m, s), (a, b) in zip(estimates, rows, strict=True)]
         self.estimates[name] = estimates
-        return self._conv(name, x, shape, stride, 1, affine=bool(makes))
+        if edges == "8bit":
+            rows = rows if makes else [(np.ones(out), np.zeros(out)) for _ in self.widths]
+            self.tables[name] = self._table([(a * step, b) for (a, b), step in zip(rows, steps, strict=True)])
+        return self._conv(name, source, shape, stride, 1, name in self.tables, signed=edges == "8bit")
 
     def max_pool(self, name: str, x: str) -> str:
         # The largest of nine normal numbers is 1.5 deviations above their mean, and has 0.6 of their deviation.
@@ -113,10 +118,32 @@ class Net:
         """Global mean and the float layer with its bias."""
         pooled = self.op("pool", "adaptive_avg_pool", x, size=[1, 1])
         shape = (classes, 1, 1, self.channels[x])
-        self.weights["fc"] = Weight(shape, self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[3])))
+        values = self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[3]))
+        source, steps = self._edge("fc", pooled, values, 1.0, False, self.edges)
         bias = 0.1 * self.rng.standard_normal(classes)
-        self.tables["fc"] = self._table([(np.ones(classes), bias)] * len(self.widths))
-        return self.op("fc", "linear", pooled, channels=classes, weight="fc", signed=False, affine=True)
+        self.tables["fc"] = self._table([(row, bias) for row in steps])
+        return self.op("fc", "linear", source, channels=classes, weight="fc", signed=False, affine=True)
+
+    def _edge(
+        self, name: str, x: str, values: np.ndarray, reach: float, signed: bool, edges: str
+    ) -> tuple[str, np.ndarray]:
+        """Makes a layer's weight. Gives what the layer reads and the steps its table needs, (P, out).
+
+        At 8 bit the layer reads codes of x, which is in [-reach, reach], or [0, reach] if not signed.
+        """
+        ones = np.ones(len(values))
+        if edges == "float":
+            self.weights[name] = Weight(values.shape, values)
+            return x, np.tile(ones, (len(self.widths), 1))
+        largest = np.abs(values).max(axis=(1, 2, 3), keepdims=True)
+        codes = np.rint((values / largest + 1) * 127.5).astype(np.uint8)
+        self.weights[name] = Weight(values.shape, values if FLOAT in self.widths else None, {8: codes}, bits=8)
+        row = (127.5 / reach, 127.5) if signed else (255 / reach, 0.0)
+        rows = [(1.0, 0.0) if k == FLOAT else row for k in self.widths]
+        made = f"{name}.in"
+        self.tables[made] = np.repeat(np.array(rows, np.float32)[:, :, None], self.channels[x], axis=2)  # (P, 2, C)
+        self.op(made, "quantize", x, signed=signed, rectify=False, affine=True, bits=8)
+        return made, np.stack([ones if k == FLOAT else largest.reshape(-1) / 255 * reach / 255 for k in self.widths])
 
     # --- Numbers ----------------------------------------------------------------------------------------------------
 
@@ -152,11 +179,20 @@ class Net:
         mean = CODE_MEAN * n * w.sum((1, 2, 3), np.float64)
         return mean, CODE_STD * n * np.sqrt(np.square(w).sum((1, 2, 3), np.float64))
 
-    def _conv(self, name: str, x: str, shape: tuple[int, int, int, int], stride: int, groups: int, affine: bool) -> str:
+    def _conv(
+        self,
+        name: str,
+        x: str,
+        shape: tuple[int, int, int, int],
+        stride: int,
+        groups: int,
+        affine: bool,
+        signed: bool = False,
+    ) -> str:
         kernel = shape[1]
         return self.op(
             name, "conv", x, channels=shape[0], weight=name, kernel=[kernel, kernel], stride=[stride, stride],
-            pad=[kernel // 2] * 4, dilation=[1, 1], groups=groups, signed=False, affine=affine,
+            pad=[kernel // 2] * 4, dilation=[1, 1], groups=groups, signed=signed, affine=affine,
         )  # fmt: skip
 
 
@@ -191,10 +227,14 @@ def resnet_graph(
     classes: int = 1000,
     width: float = 1,
     seed: int = 0,
+    edges: str = "float",
 ) -> Graph:
-    """ResNet-18 or -50 of the zoo; skip is "quantised" or "float" (the raw input's). `width` narrows it for tests."""
+    """ResNet-18 or -50 of the zoo; skip is "quantised" or "float" (the raw input's). `width` narrows it for tests.
+
+    edges: what the first and the last layer are, "float" or "8bit".
+    """
     blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-    net = Net(f"resnet{depth}", size, widths, seed)
+    net = Net(f"resnet{depth}", size, widths, seed, edges)
     first = round(64 * width)
     x = net.max_pool("maxpool", net.float_conv("conv0", INPUT, first, 7, 2))
     for stage, count in enumerate(blocks):

@@ -214,10 +214,11 @@ std::vector<ProfileInfo> Model::profiles() const {
         ProfileInfo info;
         info.name = profile.name;
         for (size_t i = 0; i < graph.weights.size(); ++i)
-            if (!graph.weights[i].is_float)
+            if (!graph.weights[i].is_float && (!graph.weights[i].fixed_bits || profile.weight_bits[i] == FLOAT_BITS))
                 info.weight_bits = std::max<int>(info.weight_bits, profile.weight_bits[i]);
-        for (uint8_t bits : profile.act_bits)
-            info.act_bits = std::max<int>(info.act_bits, bits);
+        for (size_t i = 0; i < graph.ops.size(); ++i)
+            if (!graph.ops[i].fixed_bits || profile.act_bits[i] == FLOAT_BITS)
+                info.act_bits = std::max<int>(info.act_bits, profile.act_bits[i]);
         info.accuracy = profile.accuracy;
         info.available = impl_->file->available(static_cast<int>(p));
         info.bytes = info.weight_bits ? impl_->file->bytes_for(info.weight_bits) : impl_->file->file_bytes();

@@ -32,7 +32,7 @@ struct OutputShape {
 
 struct ProfileInfo {
     std::string name;
-    int weight_bits = 0, act_bits = 0; // the widest of any layer
+    int weight_bits = 0, act_bits = 0; // the widest of any layer, but for those 8 bit in all
     double accuracy = 0;               // NaN where unknown
     bool available = false;            // all its planes are there
     size_t bytes = 0;                  // length of the prefix of the file it needs

@@ -50,6 +50,7 @@ struct Op {
     bool is_signed = false;    // codes stand for 2 code - n (quantize, conv, linear)
     bool rectify = false;      // quantize
     bool affine = false;       // quantize, conv, linear: has a table; true for the affine op
+    int fixed_bits = 0;        // quantize: its bits in every profile but float ones; 0 where the profile says
     bool ceil = false;         // pools
     bool count_pad = false;    // avg_pool
     bool align = false;        // resize
@@ -70,7 +71,9 @@ struct Weight {
     int shape[4] = {0, 0, 0, 0};         // out, kh, kw, in / groups
     size_t count = 0;                    // their product
     bool is_float = false;               // float in every profile
+    int fixed_bits = 0;                  // its bits in every profile but float ones; 0 where the profile says
     const float *values = nullptr;       // (out, kh, kw, in), of is_float weights alone
+    const uint8_t *codes = nullptr;      // one byte a weight, of fixed_bits weights alone; they have no planes
     std::vector<const uint8_t *> planes; // by plane number, (count + 7) / 8 bytes each, bits past the end 0; nullptr
                                          // where beyond max_bits or not there yet
     const uint8_t *tail = nullptr;       // count float32 of the float profile, unaligned; nullptr where not there

@@ -82,6 +82,11 @@ class Fields {
         bad(where_ + " has no '" + key + "'");
     }
 
+    // A member that may be left out.
+    bool has(const char *key) const {
+        return std::any_of(members_.begin(), members_.end(), [&](const Member &member) { return member.key == key; });
+    }
+
     bool flag(const char *key) {
         Value value = take(key);
         if (!value.is(Type::boolean))
@@ -302,6 +307,9 @@ class GraphParser {
             Fields fields(*member, "weight " + quote(weight.name));
             fields.integers("shape", 1, weight.shape);
             weight.is_float = fields.flag("float");
+            weight.fixed_bits = fixed_bits(fields);
+            if (weight.is_float && weight.fixed_bits)
+                bad(fields.where() + " is float and has bits");
             fields.done();
             weight.count = 1;
             for (int size : weight.shape) {
@@ -309,13 +317,16 @@ class GraphParser {
                     bad(fields.where() + " has 2^40 numbers or more");
                 weight.count *= size_t(size);
             }
-            if (!weight.is_float)
+            if (!weight.is_float && !weight.fixed_bits)
                 weight.planes.assign(plane_count_, nullptr);
             weight_names_.add(member.key(), int(graph_.weights.size()));
             graph_.weights.push_back(std::move(weight));
         }
         weight_names_.sort(); // JSON has no key twice
     }
+
+    // Bits that hold in every profile but float ones: 8 is the one such width; 0 where nothing is said.
+    static int fixed_bits(Fields &fields) { return fields.has("bits") ? int(fields.integer("bits", 8, 9)) : 0; }
 
     void parse_ops(Value value) {
         if (!value.is(Type::array) || value.size() < 1 || value.size() > MAX_OPS)
@@ -383,6 +394,7 @@ class GraphParser {
             op.is_signed = fields.flag("signed");
             op.rectify = fields.flag("rectify");
             op.affine = fields.flag("affine");
+            op.fixed_bits = fixed_bits(fields);
             break;
         case OpKind::conv:
         case OpKind::linear:
@@ -594,53 +606,60 @@ class GraphParser {
     void parse_weight_bits(Fields &fields, Profile &profile) const {
         Value value = fields.take("weights");
         profile.weight_bits.assign(graph_.weights.size(), FLOAT_BITS);
+        auto by_profile = [](const Weight &weight) { return !weight.is_float && !weight.fixed_bits; };
+        uint8_t bits = 0; // of all of them
         if (value.is(Type::object)) {
             for (auto member = value.begin(); member != value.end(); ++member) {
                 int weight = weight_names_.find(member.key());
-                if (weight < 0 || graph_.weights[size_t(weight)].is_float)
-                    bad(fields.where() + " gives bits to " + quote(member.key()) + ", which is no quantised weight");
+                if (weight < 0 || !by_profile(graph_.weights[size_t(weight)]))
+                    bad(fields.where() + " gives bits to " + quote(member.key()) +
+                        ", which is no weight that is quantised by profiles");
                 profile.weight_bits[size_t(weight)] = checked_bits(fields, "weights", *member);
             }
-            size_t quantised = 0;
-            for (const Weight &weight : graph_.weights)
-                quantised += !weight.is_float;
-            if (value.size() != quantised)
+            size_t wanted = size_t(std::count_if(graph_.weights.begin(), graph_.weights.end(), by_profile));
+            if (value.size() != wanted)
                 bad(fields.where() + " gives bits to " + std::to_string(value.size()) + " of " +
-                    std::to_string(quantised) + " quantised weights");
+                    std::to_string(wanted) + " quantised weights");
         } else {
-            uint8_t bits = checked_bits(fields, "weights", value);
-            for (size_t i = 0; i < graph_.weights.size(); i++)
-                if (!graph_.weights[i].is_float)
-                    profile.weight_bits[i] = bits;
+            bits = checked_bits(fields, "weights", value);
         }
-        for (uint8_t bits : profile.weight_bits)
-            if (bits != FLOAT_BITS && graph_.planes[bits].empty())
-                bad(fields.where() + " has weights of " + std::to_string(bits) +
-                    " bits, for which there are no planes");
+        for (size_t i = 0; i < graph_.weights.size(); i++) {
+            const Weight &weight = graph_.weights[i];
+            uint8_t &its = profile.weight_bits[i];
+            if (weight.fixed_bits)
+                its = bits == FLOAT_BITS ? uint8_t(FLOAT_BITS) : uint8_t(weight.fixed_bits);
+            else if (!weight.is_float && bits)
+                its = bits;
+            if (by_profile(weight) && its != FLOAT_BITS && graph_.planes[its].empty())
+                bad(fields.where() + " has weights of " + std::to_string(its) + " bits, for which there are no planes");
+        }
     }
 
     void parse_act_bits(Fields &fields, Profile &profile) const {
         Value value = fields.take("acts");
         profile.act_bits.assign(graph_.ops.size(), 0);
-        size_t quantizers = 0;
-        for (const Op &op : graph_.ops)
-            quantizers += op.kind == OpKind::quantize;
+        auto by_profile = [](const Op &op) { return op.kind == OpKind::quantize && !op.fixed_bits; };
+        size_t quantizers = size_t(std::count_if(graph_.ops.begin(), graph_.ops.end(), by_profile));
+        uint8_t bits = 0; // of all of them
         if (value.is(Type::object)) {
             for (auto member = value.begin(); member != value.end(); ++member) {
                 int number = value_names_.find(member.key());
-                if (number < 1 || graph_.ops[size_t(number) - 1].kind != OpKind::quantize)
-                    bad(fields.where() + " gives bits to " + quote(member.key()) + ", which is no quantize");
+                if (number < 1 || !by_profile(graph_.ops[size_t(number) - 1]))
+                    bad(fields.where() + " gives bits to " + quote(member.key()) +
+                        ", which is no quantize, or one with bits of its own");
                 profile.act_bits[size_t(number) - 1] = checked_bits(fields, "acts", *member);
             }
             if (value.size() != quantizers)
                 bad(fields.where() + " gives bits to " + std::to_string(value.size()) + " of " +
                     std::to_string(quantizers) + " quantize ops");
         } else {
-            uint8_t bits = checked_bits(fields, "acts", value);
-            for (size_t i = 0; i < graph_.ops.size(); i++)
-                if (graph_.ops[i].kind == OpKind::quantize)
-                    profile.act_bits[i] = bits;
+            bits = checked_bits(fields, "acts", value);
         }
+        for (size_t i = 0; i < graph_.ops.size(); i++)
+            if (graph_.ops[i].fixed_bits)
+                profile.act_bits[i] = bits == FLOAT_BITS ? uint8_t(FLOAT_BITS) : uint8_t(graph_.ops[i].fixed_bits);
+            else if (bits && by_profile(graph_.ops[i]))
+                profile.act_bits[i] = bits;
     }
 
     // A layer's weights and input are both float or both integer, and its sums fit 32 bit:

@@ -42,6 +42,8 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
 }
 
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
+    if (weight.codes) // of fixed bits: a byte each already
+        return std::vector<uint8_t>(weight.codes, weight.codes + weight.count);
     // Eight codes at a time: spread[b] has bit i of b as byte i, so a plane's byte becomes eight bytes by one look-up.
     uint64_t spread[256];
     for (int b = 0; b < 256; ++b) {

@@ -25,6 +25,11 @@ class Builder {
         : graph(g), profile(g.profiles[static_cast<size_t>(p)]), row(static_cast<size_t>(p)), kernels(k), panels(s) {
         plan.images = n;
         plan.shapes = infer_shapes(g, n, h, w);
+        for (size_t v = 0; v < plan.shapes.size(); ++v) { // so that pixels and byte offsets fit 32 bits
+            const int64_t pixels = static_cast<int64_t>(plan.shapes[v].h) * plan.shapes[v].w;
+            if ((pixels + 1) * plan.shapes[v].c >= int64_t(1) << 31)
+                too_large(static_cast<int>(v), static_cast<uint64_t>(pixels) * plan.shapes[v].c);
+        }
     }
     Plan build();
 
@@ -69,6 +74,7 @@ class Builder {
     void set_clip(int op, bool &on, float &low, float &high) const;
     const float *table(const Op &op) const { return op.table ? op.table + row * op.table_row : nullptr; }
 
+    [[noreturn]] void too_large(int value, uint64_t bytes) const;
     int new_object(size_t bytes);
     Place place(int value);
     Place make_place(int value, size_t pixel_bytes);
@@ -214,14 +220,18 @@ int Builder::new_object(size_t bytes) {
     return static_cast<int>(objects.size()) - 1;
 }
 
+void Builder::too_large(int value, uint64_t bytes) const {
+    throw InputError("one image of '" + (value ? op_of(value).name : std::string("input")) + "' would take " +
+                     std::to_string(bytes >> 20) + " MiB; the engine holds at most 2048, give a smaller image");
+}
+
 Place Builder::make_place(int value, size_t pixel_bytes) {
     Place p;
     p.pixels = shape(value).h * shape(value).w;
     p.pixel = pixel_bytes;
     p.image = (pixel_bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
     if (p.image >= size_t(1) << 31)
-        throw InputError("one image of '" + (value ? op_of(value).name : std::string("input")) + "' would take " +
-                         std::to_string(p.image >> 20) + " MiB; the engine holds at most 2048, give a smaller image");
+        too_large(value, p.image);
     // Kernels read whole steps and may run past the last pixel by less than 128 bytes.
     p.offset = static_cast<size_t>(new_object(p.image * static_cast<size_t>(plan.images) + 128));
     return p;

@@ -365,7 +365,7 @@ Header parse_header(const Json &json) {
 
 // Where a tensor's bytes lie in the file and whose they are.
 struct Place {
-    enum Part : uint8_t { table, values, plane, tail };
+    enum Part : uint8_t { table, values, codes, plane, tail };
     size_t begin = 0, end = 0;
     uint32_t crc = 0;
     int owner = 0; // number of the op (table) or weight
@@ -394,13 +394,16 @@ class Placement {
         for (int i : weights)
             if (const Weight &weight = graph.weights[size_t(i)]; weight.is_float)
                 next("weight.", weight.name, true, {weight.shape, weight.shape + 4}, {Place::values, i, 0});
+        for (int i : weights)
+            if (const Weight &weight = graph.weights[size_t(i)]; weight.fixed_bits)
+                next("codes.", weight.name, false, {int64_t(weight.count)}, {Place::codes, i, 0});
         size_t planes = 0;
         for (const std::vector<int> &numbers : graph.planes)
             planes = numbers.empty() ? planes : size_t(numbers.back()) + 1; // wider widths end later
         for (size_t number = 0; number < planes; number++) {
             std::string prefix = {'p', 'l', 'a', 'n', 'e', char('0' + number / 10), char('0' + number % 10), '.'};
             for (int i : weights)
-                if (const Weight &weight = graph.weights[size_t(i)]; !weight.is_float)
+                if (const Weight &weight = graph.weights[size_t(i)]; !weight.is_float && !weight.fixed_bits)
                     next(prefix, weight.name, false, {int64_t(weight.count + 7) / 8}, {Place::plane, i, number});
         }
         for (int i : weights)
@@ -506,7 +509,7 @@ struct ModelFile::Impl {
     Graph graph;
     std::vector<Place> places;
     std::vector<size_t> plane_ends; // where each plane ends in the file
-    size_t head_end = 0;            // where tables and float weights end
+    size_t head_end = 0;            // where tables, float weights and codes of fixed bits end
     size_t tails_end = 0;           // 0 without tails
     size_t total = 0;
     size_t limit = 0;      // where what max_bits allows ends
@@ -579,7 +582,7 @@ void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
         if (!numbers.empty())
             plane_ends.resize(size_t(numbers.back()) + 1);
     for (const Place &place : places)
-        if (place.part == Place::table || place.part == Place::values)
+        if (place.part == Place::table || place.part == Place::values || place.part == Place::codes)
             head_end = place.end;
     std::fill(plane_ends.begin(), plane_ends.end(), head_end); // for a graph without quantised weights
     for (const Place &place : places) {
@@ -605,7 +608,10 @@ size_t ModelFile::Impl::profile_end(const Profile &profile) const {
         if (graph.weights[i].is_float)
             continue;
         uint8_t bits = profile.weight_bits[i];
-        end = std::max(end, bits == FLOAT_BITS ? tails_end : plane_ends[size_t(graph.planes[bits].back())]);
+        if (bits == FLOAT_BITS)
+            end = std::max(end, tails_end);
+        else if (!graph.weights[i].fixed_bits) // whose codes are before head_end
+            end = std::max(end, plane_ends[size_t(graph.planes[bits].back())]);
     }
     return end;
 }
@@ -647,7 +653,7 @@ bool ModelFile::Impl::map(size_t size) {
 
 void ModelFile::Impl::check_bytes(const Place &place, const uint8_t *bytes) const {
     auto title = [&] {
-        const char *parts[] = {"table.", "weight.", "plane", "tail."};
+        const char *parts[] = {"table.", "weight.", "codes.", "plane", "tail."};
         std::string number = place.part == Place::plane ? std::to_string(place.number) + "." : "";
         return std::string(parts[place.part]) + (number.size() == 2 ? "0" : "") + number +
                (place.part == Place::table ? graph.ops[size_t(place.owner)].name
@@ -673,6 +679,9 @@ void ModelFile::Impl::give(const Place &place, const uint8_t *bytes) {
         break;
     case Place::values:
         graph.weights[owner].values = reinterpret_cast<const float *>(bytes);
+        break;
+    case Place::codes:
+        graph.weights[owner].codes = bytes;
         break;
     case Place::plane:
         graph.weights[owner].planes[place.number] = bytes;

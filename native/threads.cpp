@@ -1,41 +1,60 @@
-// See threads.h.
+// See threads.h. A network is a hundred short rounds a call, tens of microseconds each: waking a sleeping thread for
+// every one would take as long as the work, so workers look for the next round for a while before they sleep.
 #include "threads.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace anyprec {
+namespace {
+
+constexpr uint64_t kWanted = 0xffff, kRound = 0x10000, kEnd = ~uint64_t(0);
+constexpr std::chrono::microseconds kPatience{100};
+
+// Looks until `ready` is true or patience ends; lets other threads have the core meanwhile.
+template <typename Ready> bool look(const Ready &ready) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    do {
+        for (int i = 0; i < 64; ++i)
+            if (ready())
+                return true;
+        std::this_thread::yield();
+    } while (std::chrono::steady_clock::now() < end);
+    return ready();
+}
+
+} // namespace
 
 ThreadPool::~ThreadPool() {
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
+        std::lock_guard<std::mutex> lock(sleep_);
+        ticket_ = kEnd;
     }
     wake_.notify_all();
     for (std::thread &worker : workers_)
         worker.join();
 }
 
-void ThreadPool::take(Function function, void *context, int tasks) {
-    for (int task = next_.fetch_add(1); task < tasks; task = next_.fetch_add(1))
-        function(context, task);
+void ThreadPool::take() {
+    for (int task = next_.fetch_add(1); task < tasks_; task = next_.fetch_add(1))
+        function_(context_, task);
 }
 
-void ThreadPool::work(size_t number) {
-    unsigned long seen = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
+void ThreadPool::work(uint64_t number) {
+    uint64_t seen = 0;
     for (;;) {
-        wake_.wait(lock, [&] { return stop_ || (round_ != seen && number < wanted_); });
-        if (stop_)
+        const auto changed = [&] { return ticket_.load(std::memory_order_acquire) != seen; };
+        if (!look(changed)) {
+            std::unique_lock<std::mutex> lock(sleep_);
+            wake_.wait(lock, changed);
+        }
+        seen = ticket_.load(std::memory_order_acquire);
+        if (seen == kEnd)
             return;
-        seen = round_;
-        const Function function = function_;
-        void *context = context_;
-        const int tasks = tasks_;
-        lock.unlock();
-        take(function, context, tasks);
-        lock.lock();
-        if (--running_ == 0)
-            done_.notify_one();
+        if (number < (seen & kWanted)) {
+            take();
+            running_.fetch_sub(1, std::memory_order_release);
+        }
     }
 }
 
@@ -46,19 +65,22 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
             function(context, task);
         return;
     }
-    const size_t helpers = static_cast<size_t>(std::min(threads, tasks) - 1);
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (workers_.size() < helpers)
+    const int helpers = std::min(threads, tasks) - 1;
+    while (workers_.size() < static_cast<size_t>(helpers))
         workers_.emplace_back(&ThreadPool::work, this, workers_.size());
     function_ = function, context_ = context, tasks_ = tasks;
     next_ = 0;
-    wanted_ = running_ = helpers;
-    ++round_;
-    lock.unlock();
+    running_ = helpers;
+    {
+        std::lock_guard<std::mutex> lock(sleep_); // or a worker could fall asleep between looking and waiting
+        const uint64_t round = ticket_.load() / kRound + 1;
+        ticket_.store(round * kRound + static_cast<uint64_t>(helpers), std::memory_order_release);
+    }
     wake_.notify_all();
-    take(function, context, tasks);
-    lock.lock();
-    done_.wait(lock, [&] { return running_ == 0; });
+    take();
+    const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
+    while (!look(done)) {
+    }
 }
 
 } // namespace anyprec

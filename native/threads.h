@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -14,24 +15,26 @@ class ThreadPool {
   public:
     ~ThreadPool();
     using Function = void (*)(void *context, int task);
-    // Runs tasks 0 .. tasks-1 on at most `threads` threads, the caller among them.
+    // Runs tasks 0 .. tasks-1 on at most `threads` threads, the caller among them. Tasks must not throw.
     void run(int threads, int tasks, Function function, void *context);
 
   private:
-    void work(size_t number);
-    void take(Function function, void *context, int tasks);
+    void work(uint64_t number);
+    void take();
 
-    std::mutex busy_;  // held by the call that has the workers
-    std::mutex mutex_; // guards what follows
-    std::condition_variable wake_, done_;
+    std::mutex busy_; // held by the call that has the workers
     std::vector<std::thread> workers_;
-    unsigned long round_ = 0;
-    size_t wanted_ = 0, running_ = 0;
-    bool stop_ = false;
+    // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
     Function function_ = nullptr;
     void *context_ = nullptr;
     int tasks_ = 0;
-    std::atomic<int> next_{0};
+    std::atomic<int> next_{0};     // the next task
+    std::atomic<int> running_{0};  // workers that have not finished this round
+    // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
+    // mixes two rounds. All ones: the end.
+    std::atomic<uint64_t> ticket_{0};
+    std::mutex sleep_; // workers that have spun in vain wait here
+    std::condition_variable wake_;
 };
 
 // A pool and how much of it one call may use.

@@ -46,6 +46,8 @@ void use(const ModelFile &file) {
     for (const Weight &weight : graph.weights) {
         if (weight.values)
             touch(weight.values, 4 * weight.count);
+        if (weight.codes)
+            touch(weight.codes, weight.count);
         if (weight.tail)
             touch(weight.tail, 4 * weight.count);
         for (const uint8_t *plane : weight.planes)
@@ -58,8 +60,9 @@ void use(const ModelFile &file) {
             int bits = graph.profiles[p].weight_bits[i];
             bool there = weight.is_float      ? weight.values != nullptr
                          : bits == FLOAT_BITS ? weight.tail != nullptr
+                         : weight.fixed_bits  ? weight.codes != nullptr && bits == weight.fixed_bits
                                               : true;
-            if (!weight.is_float && bits != FLOAT_BITS)
+            if (!weight.is_float && !weight.fixed_bits && bits != FLOAT_BITS)
                 for (int plane : graph.planes[size_t(bits)])
                     there = there && weight.planes[size_t(plane)];
             if (!there)

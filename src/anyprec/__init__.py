@@ -3,6 +3,10 @@
     model = anyprec.convert(net, widths=(1, 2, 4, 8, 32), example=x)
     anyprec.set_bits(model, 4)
     with anyprec.bits(model, 2): ...
+    anyprec.pack(model, "net.apm", example=x)
+
+    m = anyprec.load("net.apm")  # numpy and the C++ engine, no torch
+    y = m(images, bits=2)
 
 Importing this is quick and needs no torch: names are looked up on first use (PEP 562).
 """
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from anyprec.train.convert import convert
     from anyprec.train.switch import any_layers, bits, set_bits
 
-__version__ = "0.1.0"  # the only place: pyproject.toml reads it from here
+__version__ = "0.2.0"  # the only place: pyproject.toml reads it from here
 
 __all__ = [
     "Profile",

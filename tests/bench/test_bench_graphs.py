@@ -57,10 +57,11 @@ def test_layers_are_those_of_the_zoo(case):
     [
         lambda: resnet_graph(18, "float", 40, WIDTHS[:4], 10, 0.25),
         lambda: resnet_graph(50, "quantised", 40, WIDTHS[:4], 10, 0.25),
+        lambda: resnet_graph(18, "quantised", 40, WIDTHS[:4], 10, 0.25, edges="8bit"),
         lambda: resnet20_graph(),
         lambda: mobilenetv2_graph(size=16),
     ],
-    ids=["resnet18", "resnet50", "resnet20", "mobilenetv2"],
+    ids=["resnet18", "resnet50", "resnet18 8bit edges", "resnet20", "mobilenetv2"],
 )
 def test_codes_spread_at_every_width(make):
     graph = make()
@@ -69,6 +70,19 @@ def test_codes_spread_at_every_width(make):
         values = run_graph(graph, x, profile.name, all_values=True)
         for op in graph.ops:
             if op.kind == "quantize":
-                mean = values[op.name].mean() / (2**profile.weights - 1)
+                mean = values[op.name].mean() / (2 ** profile.act_bits(op.name, op.bits) - 1)
                 assert 0.25 < mean < 0.6, (profile.name, op.name, mean)
         assert np.isfinite(values["fc"]).all() and values["fc"].std() > 0.05
+
+
+def test_edges_of_8_bit_change_little():
+    """The same network but for the rounding of its first and last layer, in float not even that."""
+    plain, fixed = (resnet_graph(18, "quantised", 40, WIDTHS, 10, 0.25, edges=edges) for edges in ("float", "8bit"))
+    check_graph(to_record(fixed, {}))
+    assert {name for name, weight in fixed.weights.items() if weight.bits == 8} == {"conv0", "fc"}
+    x = np.random.default_rng(0).standard_normal((2, *plain.input_shape)).astype(np.float32).clip(-2.6, 2.6)
+    a, b = (run_graph(graph, x, "32")["fc"] for graph in (plain, fixed))
+    assert np.array_equal(a, b)
+    a, b = (run_graph(graph, x, "8", all_values=True) for graph in (plain, fixed))
+    for name, most in (("conv0", 0.06), ("fc", 0.3)):
+        assert np.abs(a[name] - b[name]).max() < most * a[name].std(), name

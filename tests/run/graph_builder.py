@@ -52,6 +52,7 @@ class Builder:
         self.fixed_size = False
         self.tables: dict[str, np.ndarray] = {}
         self.weights: dict[str, Weight] = {}
+        self.fixed: set[str] = set()  # quantize ops of 8 bits in every profile but the float one
         shape = (*rng.integers(1, 13, 2), self.draw_channels(12)) if self.chance(0.3) else (
             *rng.integers(5, 13, 2), self.draw_channels(12))  # fmt: skip
         self.x = rng.standard_normal((rng.integers(1, 4), *map(int, shape))).astype(F32)
@@ -125,10 +126,10 @@ class Builder:
     def levels(self, name: str) -> list[int]:
         """Of a quantize op to come, in each profile; in a mixed one its bits are drawn here. Float counts as 1."""
         for profile in self.profiles:
-            if isinstance(profile.acts, dict) and name not in profile.acts:
+            if isinstance(profile.acts, dict) and name not in {*profile.acts, *self.fixed}:
                 is_float = self.float_layers and self.chance(0.2)
                 profile.acts[name] = FLOAT if is_float else self.pick(*range(1, 9))
-        bits = [profile.act_bits(name) for profile in self.profiles]
+        bits = [profile.act_bits(name, 8 if name in self.fixed else None) for profile in self.profiles]
         return [1 if k == FLOAT else 2**k - 1 for k in bits]
 
     def fit(self, value: str | list[np.ndarray], levels: Sequence[int] | None) -> np.ndarray:
@@ -154,7 +155,7 @@ class Builder:
         levels = self.levels(name)
         return self.op(
             "quantize", x, name=name, signed=signed, rectify=not signed and self.chance(0.7), affine=affine,
-            table=self.fit(x, levels) if affine else None,
+            table=self.fit(x, levels) if affine else None, **({"bits": 8} if name in self.fixed else {}),
         )  # fmt: skip
 
     def conv(
@@ -167,8 +168,12 @@ class Builder:
         table: str = "",
         quantize: str = "",
         linear: bool = False,
+        fixed: bool = False,
     ) -> str:
-        """Of codes or floats. table: "" (drawn), "none" or "unit"; `quantize`: the op its table makes codes for."""
+        """Of codes or floats. table: "" (drawn), "none" or "unit"; `quantize`: the op its table makes codes for.
+
+        fixed: 8 bit weights in every profile but the float one; what it reads must then be codes in all of them.
+        """
         h, w, c = self.shape(x)
         window = window or self.window(h, w)
         kh, kw = (1, 1) if linear else window["kernel"]
@@ -181,7 +186,7 @@ class Builder:
             out = max(groups, out // groups * groups)
             room = MOST_WORK // (h * w * kh * kw * (c // groups))
             out = max(groups, min(out, room // groups * groups))
-        weight = self.weight((out, kh, kw, c // groups), x)
+        weight = self.weight((out, kh, kw, c // groups), x, fixed)
         attributes = {"weight": weight, "signed": False}
         if self.is_codes(x):
             attributes["signed"] = self.source(x).attributes["signed"]  # type: ignore[union-attr]
@@ -195,22 +200,26 @@ class Builder:
         fitted = self.fit(values, self.levels(quantize) if quantize else None)
         return self.op(kind, x, **attributes, affine=True, table=fitted, name=probe.name)
 
-    def weight(self, shape: tuple[int, int, int, int], x: str) -> str:
+    def weight(self, shape: tuple[int, int, int, int], x: str, fixed: bool) -> str:
         """A new weight: quantised if x is codes. Its bits in a mixed profile are drawn; float where x is."""
         name = f"w{len(self.weights)}"
         values = (self.rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(F32)
         if not self.is_codes(x):
             self.weights[name] = Weight(shape, values)
             return name
+        kept = values if FLOAT in self.widths else None
         codes = {8: self._codes(shape)}
+        if fixed:
+            self.weights[name] = Weight(shape, kept, codes, bits=8)
+            return name
         codes = {k: codes[8] >> (8 - k) if self.nests else self._codes(shape, k) for k in self.integers}
         source = self.source(x)
         assert source is not None
         for profile in self.profiles:
             if isinstance(profile.weights, dict):
-                is_float = profile.act_bits(source.name) == FLOAT
+                is_float = profile.act_bits(source.name, source.bits) == FLOAT
                 profile.weights[name] = FLOAT if is_float else self.pick(*self.integers)
-        self.weights[name] = Weight(shape, values if FLOAT in self.widths else None, codes)
+        self.weights[name] = Weight(shape, kept, codes)
         return name
 
     def _codes(self, shape: tuple[int, ...], bits: int = 8) -> np.ndarray:
@@ -260,9 +269,23 @@ class Builder:
 
     # --- Parts of blocks --------------------------------------------------------------------------------------------
 
-    def conv_to_codes(self, x: str, out: int | None = None, **options: Any) -> str:
-        """conv -> quantize without affine: the table of the conv makes the codes."""
+    def fixed_quantize(self, x: str) -> str:
+        """8 bits in every profile but the float one."""
+        name = self.name("fixed")
+        self.fixed.add(name)
+        return self.quantize(x, name=name)
+
+    def always_codes(self, value: str) -> bool:
+        """Whether a value is codes in every profile but the uniform float one."""
+        source = self.source(value)
+        mixed = [p for p in self.profiles if isinstance(p.acts, dict)]
+        return source is not None and all(p.act_bits(source.name, source.bits) != FLOAT for p in mixed)
+
+    def conv_to_codes(self, x: str, out: int | None = None, fixed: bool = False, **options: Any) -> str:
+        """conv -> quantize without affine: the table of the conv makes the codes, `fixed` ones always of 8 bits."""
         name = f"codes.{len(self.ops)}"
+        if fixed:
+            self.fixed.add(name)
         return self.quantize(self.conv(x, out, quantize=name, **options), affine=False, name=name)
 
     def like_shape(self, x: str, h: int, w: int, c: int) -> str:

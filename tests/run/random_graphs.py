@@ -123,6 +123,16 @@ def block_float_conv(b: Builder, x: str) -> str:
     return b.conv(x)
 
 
+def block_fixed(b: Builder, x: str) -> str:
+    """Layers of 8 bits in every profile but the float one, as a stem and a classifier may be; next to ordinary ones."""
+    a = b.fixed_quantize(x)
+    if b.chance(0.5):
+        a = b.conv_to_codes(a, fixed=b.chance(0.5))
+    elif b.chance(0.3):
+        a = b.op("max_pool", a, **b.pool_window(*b.shape(a)[:2], dilated=True))
+    return b.conv(a, fixed=b.always_codes(a))
+
+
 def block_pool(b: Builder, x: str) -> str:
     h, w, _ = b.shape(x)
     if b.chance(0.5):
@@ -201,6 +211,7 @@ BLOCKS: dict[str, Callable[[Builder, str], str]] = {
     "output": block_output,
     "code_pool": block_code_pool,
     "float_conv": block_float_conv,
+    "fixed": block_fixed,
     "pool": block_pool,
     "adaptive": block_adaptive,
     "resize": block_resize,
@@ -213,14 +224,16 @@ BLOCKS: dict[str, Callable[[Builder, str], str]] = {
 
 
 def head(b: Builder, x: str) -> str:
-    """Nothing, a float or a quantised linear layer, with or without softmax."""
-    way = b.pick("none", "float", "quantised", "flatten", "codes")
+    """Nothing, a float, a quantised or a fixed linear layer, with or without softmax."""
+    way = b.pick("none", "float", "quantised", "flatten", "codes", "fixed")
     if way == "none":
         return block_conv(b, x) if x == INPUT else x
-    if way in ("float", "quantised"):
+    if way in ("float", "quantised", "fixed"):
         x = b.op("adaptive_avg_pool", x, size=[1, 1])
     if way == "quantised" or way == "codes":
         x = b.quantize(x)
+    if way == "fixed":
+        x = b.fixed_quantize(x)
     if way in ("flatten", "codes"):
         h, w, c = b.shape(x)
         if h * w * c > 3000:  # a linear layer on all that would be slow, and reach 2^31 at 33,000
@@ -228,5 +241,7 @@ def head(b: Builder, x: str) -> str:
         b.fixed_size = True
     if way != "float" or b.chance(0.5):
         x = b.op("flatten", x)
-    y = b.conv(x, int(b.rng.integers(1, 40)), linear=True, table="unit" if b.chance(0.7) else "none")
+    y = b.conv(
+        x, int(b.rng.integers(1, 40)), linear=True, table="unit" if b.chance(0.7) else "none", fixed=way == "fixed"
+    )  # fmt: skip
     return b.op("softmax", y) if b.chance(0.4) else y

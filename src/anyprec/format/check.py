@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from anyprec.bits import FLOAT, INTEGER_WIDTHS
 from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
-from anyprec.format.graph import FORMAT, INPUT
+from anyprec.format.graph import FORMAT, INPUT, bits_of
 from anyprec.format.header import TensorPlace, show
 from anyprec.format.planes import plane_bytes
-from anyprec.format.schema import BIG, SCHEMAS, Schema, is_int, is_name
+from anyprec.format.schema import BIG, FIXED, SCHEMAS, Schema, is_int, is_name
 from anyprec.format.shapes import MAX_ELEMENTS, Shape, title, value_shape
 
 KEYS = (
@@ -39,6 +39,7 @@ class Checked:
     values: dict[str, Shape] = field(default_factory=dict)
     codes_of: dict[str, str] = field(default_factory=dict)  # value -> the quantize op whose codes it is
     signed: dict[str, bool] = field(default_factory=dict)  # of each quantize op
+    fixed: dict[str, int | None] = field(default_factory=dict)  # of each quantize op: its own bits, None: the profile's
 
 
 def check_graph(graph: Any) -> Checked:
@@ -92,12 +93,13 @@ def need(holds: bool, message: str) -> None:
         raise BadGraph(message)
 
 
-def check_keys(record: Any, keys: tuple[str, ...], what: str) -> None:
+def check_keys(record: Any, keys: tuple[str, ...], what: str, optional: Iterable[str] = ()) -> None:
     need(isinstance(record, dict), f"{what} is {show(record)}, not a table")
     for key in keys:
         need(key in record, f"{what} has no {key!r}; it needs {', '.join(keys)}")
     for key in record:
-        need(key in keys, f"{what} has an unknown {show(key)}; it takes {', '.join(keys)}")
+        allowed = (*keys, *optional)
+        need(key in allowed, f"{what} has an unknown {show(key)}; it takes {', '.join(allowed)}")
 
 
 def check_input(record: Any) -> Shape:
@@ -144,7 +146,7 @@ def check_weights(weights: Any) -> None:
     need(len(weights) <= MAX_WEIGHTS, f"{len(weights):,} weights are over the limit, {MAX_WEIGHTS:,}")
     for name, weight in weights.items():
         need(is_name(name), f"weight name {show(name)} must be 1 to 200 printable ASCII characters")
-        check_keys(weight, ("shape", "float"), f"weight {name!r}")
+        check_keys(weight, ("shape", "float"), f"weight {name!r}", optional=("bits",))
         shape = weight["shape"]
         need(
             isinstance(shape, list)
@@ -154,6 +156,11 @@ def check_weights(weights: Any) -> None:
             f"weight {name!r}: shape {show(shape)} is not [out, kh, kw, in], each from 1, below 2^40 numbers in all",
         )
         need(isinstance(weight["float"], bool), f"weight {name!r}: float is {show(weight['float'])}, not true or false")
+        if "bits" in weight:
+            need(
+                FIXED.holds(weight["bits"]) and not weight["float"],
+                f"weight {name!r}: bits is {show(weight['bits'])}; it must be {FIXED.allowed}, of no float weight",
+            )
 
 
 def check_planes(planes: Any) -> None:
@@ -217,9 +224,10 @@ def check_ops(graph: Mapping[str, Any], checked: Checked) -> None:
 
 def check_op(op: Mapping[str, Any], schema: Schema, weights: Mapping[str, Any], checked: Checked) -> None:
     """One op: its attributes, what it reads, and the value it makes, which is added to `checked`."""
-    check_keys(op, ("name", "op", "in", *schema.attributes), title(op))
-    for key, rule in schema.attributes.items():
-        need(rule.holds(op[key]), f"{title(op)}: {key} is {show(op[key])}; it must be {rule.allowed}")
+    check_keys(op, ("name", "op", "in", *schema.attributes), title(op), schema.optional)
+    for key, rule in (schema.attributes | schema.optional).items():
+        if key in op:
+            need(rule.holds(op[key]), f"{title(op)}: {key} is {show(op[key])}; it must be {rule.allowed}")
     inputs, (least, most) = op["in"], schema.inputs
     need(
         isinstance(inputs, list) and least <= len(inputs) <= most,
@@ -248,6 +256,7 @@ def check_codes(op: Mapping[str, Any], schema: Schema, weight: Any, checked: Che
     source = checked.codes_of.get(op["in"][0])
     if op["op"] == "quantize":
         checked.codes_of[op["name"]] = op["name"]
+        checked.fixed[op["name"]] = op.get("bits")
         checked.signed[op["name"]] = op["signed"]
     elif schema.reads == "either" and source is not None:
         checked.codes_of[op["name"]] = source
@@ -272,13 +281,12 @@ def check_outputs(graph: Mapping[str, Any], checked: Checked) -> None:
 def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
     """Bits of every profile: for the weights and quantize ops there are, of widths the file has, and small enough."""
     quantised = {name: weight for name, weight in graph["weights"].items() if not weight["float"]}
-    quantizers = {name for name, source in checked.codes_of.items() if name == source}
+    in_planes = {name for name, weight in quantised.items() if "bits" not in weight}
+    quantizers = {name for name, fixed in checked.fixed.items() if fixed is None}
     widths = {int(key) for key in graph["planes"]} | {FLOAT}
     for profile in graph["profiles"]:
         what = f"profile {profile['name']!r}"
-        check_bits_of(
-            profile["weights"], set(quantised), widths if quantised else {*INTEGER_WIDTHS, FLOAT}, what, "weights"
-        )
+        check_bits_of(profile["weights"], in_planes, widths if in_planes else {*INTEGER_WIDTHS, FLOAT}, what, "weights")
         check_bits_of(profile["acts"], quantizers, {*INTEGER_WIDTHS, FLOAT}, what, "acts")
     # Uniform profiles are the same for every op, so they are gone through once: 256 x 65,536 would take seconds.
     uniform = {(p["weights"], p["acts"]): p for p in graph["profiles"] if is_int(p["weights"]) and is_int(p["acts"])}
@@ -286,10 +294,12 @@ def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
     for op in graph["ops"]:
         if op.get("weight") not in quantised:
             continue
-        terms = math.prod(quantised[op["weight"]]["shape"][1:])
+        weight = quantised[op["weight"]]
+        terms = math.prod(weight["shape"][1:])
         source = checked.codes_of[op["in"][0]]
         for profile in [*uniform.values(), *mixed]:
-            weight_bits, act_bits = bits_of(profile["weights"], op["weight"]), bits_of(profile["acts"], source)
+            weight_bits = bits_of(profile["weights"], op["weight"], weight.get("bits"))
+            act_bits = bits_of(profile["acts"], source, checked.fixed[source])
             what = f"{title(op)} in profile {profile['name']!r}"
             need(
                 (weight_bits == FLOAT) == (act_bits == FLOAT),
@@ -302,17 +312,13 @@ def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
             )
 
 
-def bits_of(bits: int | Mapping[str, int], name: str) -> int:
-    return bits if isinstance(bits, int) else bits[name]
-
-
 def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part: str) -> None:
     allowed = ", ".join(map(str, sorted(widths)))
     if not isinstance(bits, dict):
         need(is_int(bits) and bits in widths, f"{what}: {part} is {show(bits)}; this file has {allowed}")
         return
     for name, one in bits.items():
-        need(name in names, f"{what}: {part} names {show(name)}, which is not quantised in this file")
+        need(name in names, f"{what}: {part} names {show(name)}, which is not quantised by profiles in this file")
         need(is_int(one) and one in widths, f"{what}: {part} of {name!r} is {show(one)}; this file has {allowed}")
     for name in sorted(names - set(bits))[:1]:
         raise BadGraph(f"{what}: {part} leaves out {name!r}; give a number for each, or one for all")
@@ -333,9 +339,12 @@ def needed_tensors(graph: Mapping[str, Any], checked: Checked) -> Tensors:
         if weight["float"]:
             floats[f"weight.{name}"] = ("F32", tuple(weight["shape"]))
             continue
-        for number in planes:
-            bytes_[f"plane{number:02}.{name}"] = ("U8", (plane_bytes(count),))
-        if any(bits_of(profile["weights"], name) == FLOAT for profile in graph["profiles"]):
+        if "bits" in weight:
+            bytes_[f"codes.{name}"] = ("U8", (count,))
+        else:
+            for number in planes:
+                bytes_[f"plane{number:02}.{name}"] = ("U8", (plane_bytes(count),))
+        if any(bits_of(profile["weights"], name, weight.get("bits")) == FLOAT for profile in graph["profiles"]):
             bytes_[f"tail.{name}"] = ("U8", (4 * count,))
     return {name: part[name] for part in (floats, bytes_) for name in sorted(part)}
 

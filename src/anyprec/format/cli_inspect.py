@@ -48,8 +48,7 @@ def describe(file: ModelFile, verified: int | None = None) -> dict[str, Any]:
         "input": graph["input"],
         "labels": graph["labels"],
         "outputs": {name: list(file.checked.values[name]) for name in graph["outputs"]},
-        "quantised": {"layers": len(file.quantised), "weights": count(graph["weights"], False)},
-        "float": {"layers": len(graph["weights"]) - len(file.quantised), "weights": count(graph["weights"], True)},
+        **{kind: count(graph["weights"], kind) for kind in ("quantised", "fixed", "float")},
         "widths": {str(bits): file.bytes_for(bits) for bits in all_widths(file)},
         "profiles": [
             {
@@ -66,6 +65,7 @@ def describe(file: ModelFile, verified: int | None = None) -> dict[str, Any]:
             "header": sizes.header,
             "tables": sizes.tables,
             "floats": sizes.floats,
+            "codes": sizes.codes,
             "planes": list(sizes.planes),
             "tails": sizes.tails,
             "total": sizes.total,
@@ -80,8 +80,13 @@ def all_widths(file: ModelFile) -> list[int]:
     return [*file.planes, *([FLOAT] if any(name.startswith("tail.") for name in file.tensors) else [])]
 
 
-def count(weights: dict[str, Any], is_float: bool) -> int:
-    return sum(math.prod(weight["shape"]) for weight in weights.values() if weight["float"] is is_float)
+def kind_of(weight: dict[str, Any]) -> str:
+    return "float" if weight["float"] else "fixed" if "bits" in weight else "quantised"
+
+
+def count(weights: dict[str, Any], kind: str) -> dict[str, int]:
+    shapes = [weight["shape"] for weight in weights.values() if kind_of(weight) == kind]
+    return {"layers": len(shapes), "weights": sum(map(math.prod, shapes))}
 
 
 def op_row(file: ModelFile, op: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def op_row(file: ModelFile, op: dict[str, Any]) -> dict[str, Any]:
         "codes": op["name"] in file.checked.codes_of,
     }
     if weight is not None:
-        row |= {"weight": op["weight"], "weight_shape": weight["shape"], "float": weight["float"]}
+        row |= {"weight": op["weight"], "weight_shape": weight["shape"], "weight_kind": kind_of(weight)}
     return row
 
 
@@ -127,9 +132,10 @@ def summary(found: dict[str, Any]) -> str:
         ("input", f"{by(found['input']['shape'])}  (H x W x C; {image})"),
         ("output", ", ".join(f"{name}: {by(shape)}" for name, shape in found["outputs"].items())),
         ("ops", f"{len(found['ops'])}: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())),
-        ("quantised", f"{found['quantised']['weights']:,} weights in {found['quantised']['layers']} layers"),
-        ("float", f"{found['float']['weights']:,} weights in {found['float']['layers']} layers"),
     ]
+    for kind, title in (("quantised", "quantised"), ("fixed", "8 bit"), ("float", "float")):
+        if kind != "fixed" or found[kind]["layers"]:
+            rows.append((title, f"{found[kind]['weights']:,} weights in {found[kind]['layers']} layers"))
     if found["labels"] is not None:
         rows.append(("labels", str(len(found["labels"]))))
     if found["verified"] is not None:
@@ -175,12 +181,13 @@ def parts(found: dict[str, Any]) -> str:
     rows = [["part", "bytes", "up to here"]]
     upto = 0
     named = [("header", sizes["header"]), ("tables", sizes["tables"]), ("float layers", sizes["floats"])]
+    named += [("8 bit layers", sizes["codes"])]
     named += [(f"plane {number:02}", size) for number, size in enumerate(sizes["planes"])]
     for name, size in [*named, ("float tails", sizes["tails"])]:
         upto += size
         if size:
             rows.append([name, f"{size:,}", f"{upto:,}"])
-    note = f"{sizes['ratio']:.3f} x its packed weights, float layers and tables"
+    note = f"{sizes['ratio']:.3f} x its packed weights, float and 8 bit layers and tables"
     return table(rows, right=(1, 2)) + "\n" + note
 
 
@@ -188,7 +195,7 @@ def layers(found: dict[str, Any]) -> str:
     rows = [["op", "kind", "value", "weight", "weights", ""]]
     for op in found["ops"]:
         shape = op.get("weight_shape")
-        kind = "" if shape is None else "float" if op["float"] else "quantised"
+        kind = {"fixed": "8 bit"}.get(op.get("weight_kind", ""), op.get("weight_kind", ""))
         weight = ["", "", ""] if shape is None else [by(shape), f"{math.prod(shape):,}", kind]
         rows.append([op["name"], op["op"], by(op["shape"]) + (" codes" if op["codes"] else ""), *weight])
     return table(rows, right=(4,))

@@ -16,7 +16,7 @@ import numpy as np
 
 from anyprec.errors import BadTensor, ModelFileError, TruncatedFile
 from anyprec.format.check import Tensors, check_graph
-from anyprec.format.graph import Graph
+from anyprec.format.graph import Graph, Weight
 from anyprec.format.header import make_header
 from anyprec.format.model_file import CHECKSUM_KEY, CHUNK, GRAPH_KEY, ModelFile
 from anyprec.format.planes import split_codes
@@ -47,7 +47,9 @@ def arrays_of(graph: Graph, needed: Tensors) -> dict[str, np.ndarray]:
         for bits, codes in (weight.codes or {}).items():
             if codes.shape != tuple(weight.shape):
                 raise BadTensor(f"weight {name!r}: codes at {bits} bits are {codes.shape}, its shape is {weight.shape}")
-        if weight.codes is not None:
+        if weight.codes is not None and weight.bits is not None:
+            made[f"codes.{name}"] = fixed_codes(name, weight)
+        elif weight.codes is not None:
             for number, plane in split_codes(name, weight.codes, graph.planes).items():
                 made[f"plane{number:02}.{name}"] = plane
         if weight.values is not None:
@@ -67,6 +69,16 @@ def arrays_of(graph: Graph, needed: Tensors) -> dict[str, np.ndarray]:
         if name not in needed:
             raise BadTensor(f"the graph brings {name!r}, which none of its ops reads; leave it out")
     return {name: made[name] for name in needed}
+
+
+def fixed_codes(name: str, weight: Weight) -> np.ndarray:
+    """One byte a weight: (weights,) uint8."""
+    assert weight.codes is not None
+    codes = weight.codes.get(weight.bits) if weight.bits is not None else None
+    if codes is None or codes.dtype != np.uint8:
+        found = "none" if codes is None else codes.dtype
+        raise BadTensor(f"weight {name!r}: its codes at {weight.bits} bits are {found}; they must be uint8")
+    return np.ascontiguousarray(codes).reshape(-1)
 
 
 def as_float32(what: str, array: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from anyprec.bits import FLOAT
 
 FORMAT = 1
 INPUT = "input"  # the value every graph starts from
+FIXED_BITS = 8  # the one width a weight or quantize can be fixed at
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,36 @@ class Op:
     inputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def bits(self) -> int | None:
+        """Of a quantize that has the same bits in every profile but the float ones."""
+        return self.attributes.get("bits")
+
+
+def bits_of(bits: int | Mapping[str, int], name: str, fixed: int | None) -> int:
+    """What a profile's `weights` or `acts` mean for one of them; `fixed` are its own bits, None if it has none."""
+    if fixed is not None:
+        return FLOAT if bits == FLOAT else fixed
+    return bits if isinstance(bits, int) else bits[name]
+
 
 @dataclass(frozen=True)
 class GraphProfile:
-    """Bits of every quantised weight and of every quantize op: one number for all, or one for each."""
+    """Bits of every quantised weight and of every quantize op: one number for all, or one for each.
+
+    Those that have bits of their own (`fixed`) are not among them: they are float where the profile is the number 32.
+    """
 
     name: str
     weights: int | Mapping[str, int]
     acts: int | Mapping[str, int]
     accuracy: float | None = None  # in percent, where it was measured
 
-    def weight_bits(self, weight: str) -> int:
-        return self.weights if isinstance(self.weights, int) else self.weights[weight]
+    def weight_bits(self, weight: str, fixed: int | None = None) -> int:
+        return bits_of(self.weights, weight, fixed)
 
-    def act_bits(self, op: str) -> int:
-        return self.acts if isinstance(self.acts, int) else self.acts[op]
+    def act_bits(self, op: str, fixed: int | None = None) -> int:
+        return bits_of(self.acts, op, fixed)
 
     @property
     def is_float(self) -> bool:
@@ -53,12 +69,14 @@ class Weight:
     """A weight in the order (out, kh, kw, in / groups).
 
     Float in every profile: `values`. Quantised: `codes[bits]`, one uint8 array of that shape per width (where codes
-    nest, the file keeps the widest alone), and `values` only if the float profile is kept.
+    nest, the file keeps the widest alone), and `values` only if the float profile is kept. Fixed: `bits` is 8 and
+    `codes` has that width alone, for every profile but the float one.
     """
 
     shape: tuple[int, int, int, int]
     values: np.ndarray | None = None  # (out, kh, kw, in) float32
     codes: Mapping[int, np.ndarray] | None = None  # bits -> (out, kh, kw, in) uint8
+    bits: int | None = None
 
     @property
     def is_float(self) -> bool:

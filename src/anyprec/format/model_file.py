@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -83,7 +83,9 @@ class ModelFile:
         self.total = self.data_start + max((place.end for place in self.tensors.values()), default=0)
         self.planes = planes_of(self.graph_json)
         self.profiles = tuple(profile_from(profile) for profile in self.graph_json["profiles"])
-        self.quantised = tuple(name for name, w in self.graph_json["weights"].items() if not w["float"])
+        weights = self.graph_json["weights"]
+        self.quantised = tuple(name for name, w in weights.items() if not w["float"])
+        self.fixed = {name: w["bits"] for name, w in weights.items() if "bits" in w}  # quantised, but not in planes
         self._plane_ends, self._tails_end = self._ends()
         self._check_size()
         least = min(map(self.bytes_for_profile, self.profiles))
@@ -158,7 +160,10 @@ class ModelFile:
         return max((self.bytes_for(bits) for bits in self.weight_widths(profile)), default=self._head_end)
 
     def weight_widths(self, profile: GraphProfile) -> set[int]:
-        if not self.quantised:
+        """Of the weights in planes; 32 of fixed ones too, whose codes every other profile has."""
+        if self.quantised and profile.is_float:
+            return {FLOAT}
+        if len(self.quantised) == len(self.fixed):
             return set()
         return {profile.weights} if isinstance(profile.weights, int) else set(profile.weights.values())
 
@@ -167,7 +172,7 @@ class ModelFile:
         ends: dict[str, int] = {}
         for name, place in self.tensors.items():
             ends[name.partition(".")[0]] = self.data_start + place.end  # in file order: the last one stays
-        self._head_end = ends.get("weight", ends.get("table", self.data_start))
+        self._head_end = ends.get("codes", ends.get("weight", ends.get("table", self.data_start)))
         count = 1 + max((numbers[-1] for numbers in self.planes.values()), default=-1)
         return [ends.get(f"plane{n:02}", self._head_end) for n in range(count)], ends.get("tail")
 
@@ -184,6 +189,11 @@ class ModelFile:
             raise UnknownLayer(f"{weight!r} is not a quantised weight of {self.path}; it has {known}, ...")
         if bits == FLOAT:
             raise UnsupportedBits("bits=32 has no codes; values(weight) are the float ones")
+        if weight in self.fixed:
+            if bits != self.fixed[weight]:
+                raise UnsupportedBits(f"bits={bits}: {weight!r} has codes of {self.fixed[weight]} bits alone")
+            with self._naming_file():
+                return self._fixed_codes(weight)
         if self.bytes_for(bits) > self.size:
             raise TruncatedFile(
                 f"{self.path}: has {self.size:,} bytes, {bits} bits need {self.bytes_for(bits):,}; wait for more"
@@ -207,6 +217,9 @@ class ModelFile:
         numbers = sorted({number for one in planes.values() for number in one})
         packed = {number: self._array(f"plane{number:02}.{weight}") for number in numbers}
         return PlaneCodes(weight, self.graph_json["weights"][weight]["shape"], packed, planes)
+
+    def _fixed_codes(self, weight: str) -> np.ndarray:
+        return self._array(f"codes.{weight}").reshape(self.graph_json["weights"][weight]["shape"])
 
     def _array(self, name: str) -> np.ndarray:
         if name not in self.tensors:
@@ -266,7 +279,9 @@ class ModelFile:
             raise UnsupportedBits(f"max_bits={limit} leaves no profile of {self.path}; its narrowest needs {narrowest}")
         planes = {bits: self.planes[bits] for bits in self.planes if bits in self.widths and bits <= limit}
         float_weights = {
-            name for name in self.quantised if any(self.profiles[row].weight_bits(name) == FLOAT for row in kept)
+            name
+            for name in self.quantised
+            if any(self.profiles[row].weight_bits(name, self.fixed.get(name)) == FLOAT for row in kept)
         }
         used = {number for numbers in planes.values() for number in numbers}
         if verify:
@@ -276,8 +291,12 @@ class ModelFile:
             tables = {name[6:]: self._array(name)[kept] for name in self.tensors if name.startswith("table.")}
             for name, weight in self.graph_json["weights"].items():
                 values = self.values(name) if weight["float"] or name in float_weights else None
-                codes = None if weight["float"] else self._plane_codes(name, planes)
-                weights[name] = Weight(tuple(weight["shape"]), values, codes)
+                codes: Mapping[int, np.ndarray] | None = None
+                if name in self.fixed:
+                    codes = {self.fixed[name]: self._fixed_codes(name)}
+                elif not weight["float"]:
+                    codes = self._plane_codes(name, planes)
+                weights[name] = Weight(tuple(weight["shape"]), values, codes, weight.get("bits"))
         record = {
             **self.graph_json,
             "profiles": [self.graph_json["profiles"][row] for row in kept],

@@ -35,6 +35,7 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
         ],
         "weights": {
             name: {"shape": plain(weight.shape, "weight shape"), "float": weight.is_float}
+            | ({} if weight.bits is None else {"bits": plain(weight.bits, "weight bits")})
             for name, weight in graph.weights.items()
         },
         "ops": [

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyprec.format.graph import FIXED_BITS
+
 BIG = 2**31  # any dimension is below this
 
 
@@ -49,6 +51,7 @@ PADS = Rule("[top, left, bottom, right], each from 0", ints(4, 0))
 AROUND = Rule("[before, after], each from 0", ints(2, 0))
 SCALE = Rule("[h, w], each above 0", is_scale)
 NAME = Rule("1 to 200 printable ASCII characters", is_name)
+FIXED = Rule(f"{FIXED_BITS}", lambda value: is_int(value) and value == FIXED_BITS)
 MODE = Rule("'bilinear' or 'nearest'", lambda value: value in ("bilinear", "nearest"))
 
 
@@ -64,6 +67,7 @@ class Schema:
     attributes: dict[str, Rule] = field(default_factory=dict)
     table: str = ""
     inputs: tuple[int, int] = (1, 1)  # least, most
+    optional: dict[str, Rule] = field(default_factory=dict)  # attributes that may be left out
 
 
 WINDOW = {"kernel": PAIR, "stride": PAIR, "pad": PADS}
@@ -71,7 +75,8 @@ WINDOW = {"kernel": PAIR, "stride": PAIR, "pad": PADS}
 # fmt: off
 SCHEMAS: dict[str, Schema] = {
     # kind                       reads     attributes                                                        table
-    "quantize":          Schema("float",  {"signed": FLAG, "rectify": FLAG, "affine": FLAG},                "2 x C"),
+    "quantize":          Schema("float",  {"signed": FLAG, "rectify": FLAG, "affine": FLAG},                "2 x C",
+                                optional={"bits": FIXED}),
     "dequantize":        Schema("codes",  {},                                                               "2"),
     "conv":              Schema("weight", {"weight": NAME, **WINDOW, "dilation": PAIR, "groups": COUNT,
                                            "signed": FLAG, "affine": FLAG},                                 "2 x out"),

@@ -10,14 +10,18 @@ from typing import Any
 import torch
 
 from anyprec.bits import FLOAT, Profile, parse_widths
-from anyprec.data import DATASETS, cifar10, digits, idx, svhn
+from anyprec.data import DATASETS, batches, cifar10, digits, draws, idx, load_data, svhn
 from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD
 from anyprec.errors import AnyprecError, DataError
-from anyprec.pack.packing import Image, pack
+from anyprec.pack.edges import EDGES, Image
+from anyprec.pack.packing import pack
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.cli_evaluate import model_file
+from anyprec.train.evaluate import to_tensor
+from anyprec.train.run import eval_augment
 from anyprec.zoo import ZOO
 
+EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
 # data set -> mean and deviation of x/255 per channel, names of the classes (those of photographs are the user's)
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]] = {
     "digits": (digits.MEAN, digits.STD, digits.CLASSES),
@@ -37,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line (default: the data set's)")
     parser.add_argument("--dataset", help="name of the data set it is for (default: the one of the model's recipe)")
+    parser.add_argument("--edges", choices=EDGES, default="float", help="first and last layers (default: float)")
+    parser.add_argument("--data", metavar="DIR", help="folder of the data set; --edges 8bit takes ranges from it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -48,19 +54,23 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
     model = load_model(path)
     shape = image_shape(record)
+    example = torch.zeros(1, *shape)
+    if args.edges != "float":
+        example = training_images(dataset, args.data, record)
     image, labels = facts(dataset, shape[0], record["net_options"].get("num_classes"))
     widths = parse_widths(args.widths) if args.widths else None
     keep_float = args.float or (widths is not None and FLOAT in widths)
     report = pack(
         model,
         args.out,
-        example=torch.zeros(1, *shape),
+        example=example,
         keep_float=keep_float,
         widths=widths,
         profiles=[Profile.load(p) for p in args.profile],
         labels=read_labels(args.labels) if args.labels else labels,
         image=image,
-        accuracy=accuracies(record, keep_float, widths),
+        accuracy=accuracies(record, keep_float, widths) if args.edges == "float" else None,
+        edges=args.edges,
     )
     print(json.dumps(report.to_dict()) if args.json else report)
     return 0
@@ -73,6 +83,18 @@ def image_shape(record: dict[str, Any]) -> tuple[int, int, int]:
     if "size" in options:
         height = width = options["size"]
     return options.get("in_channels", channels), height, width
+
+
+def training_images(dataset: str | None, folder: str | None, record: dict[str, Any]) -> torch.Tensor:
+    """(N, C, H, W) float32: what the network was trained on, for ranges."""
+    if dataset is None:
+        raise DataError("--edges 8bit takes ranges from training images; name their data set with --dataset, --data")
+    recipe = record.get("extra", {}).get("recipe", {})
+    augment = eval_augment(recipe.get("augment", DATASETS[dataset].augment))
+    data = load_data(dataset, "train", folder)
+    some = data.take(draws.balance(data.labels)[:EDGE_IMAGES])
+    images, _ = next(iter(batches(some, len(some), augment=augment, prefetch=0)))
+    return to_tensor(images)
 
 
 def facts(dataset: str | None, channels: int, classes: int | None) -> tuple[Image | None, tuple[str, ...] | None]:

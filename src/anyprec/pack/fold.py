@@ -122,12 +122,14 @@ class Folding:
     def pad_in_convs(self) -> None:
         """Zeros around a map, read by convolutions alone (an unsigned quantize between): their own padding.
 
-        A signed quantize has no code for 0, so what torch computes there is not what padding is here.
+        A signed quantize has no code for 0, so what torch computes there is not what padding is here; that of an 8-bit
+        edge layer stands for floats, and padding with 0 is what torch does with those.
         """
         sizes = {node.attributes.get("like") for node in self.nodes}
         for pad in [n for n in self.nodes if n.kind == "pad" and n.attributes["c"] == [0, 0]]:
             readers = self.readers(pad.name)
-            between = [n for n in readers if n.kind == "quantize" and not n.attributes["signed"]]
+            exact = [n for n in readers if "bits" in n.attributes or not n.attributes.get("signed", True)]
+            between = [n for n in exact if n.kind == "quantize"]
             convs = [n for n in readers if n not in between] + [c for n in between for c in self.readers(n.name)]
             padded = {pad.name, *(n.name for n in between)}
             if padded & {*self.draft.outputs, *sizes} or any(n.kind != "conv" for n in convs):

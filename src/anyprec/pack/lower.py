@@ -10,7 +10,7 @@ can be. The numbers (see DESIGN, "Arithmetic"), for weight bits k, activation bi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from anyprec.bits import FLOAT
 from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnsupportedOperation
-from anyprec.format.graph import INPUT, Weight
+from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.pack.codes import SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
 from anyprec.pack.operations import SUPPORTED
 from anyprec.pack.steps import Step, Trace
 from anyprec.train.layers import AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear
@@ -28,8 +29,6 @@ from anyprec.train.norms import SwitchNorm
 from anyprec.train.observe import is_undecided
 from anyprec.train.quantizers import ActQuantizer, DoReFa, Nested, WeightQuantizer
 from anyprec.train.switch import Setting, bits
-
-SUM_LIMIT = 2**31  # FORMAT.md: integer sums are exact in 32 bits
 
 
 @dataclass
@@ -56,69 +55,20 @@ class Draft:
     input_channels: int
 
 
-@dataclass(frozen=True)
-class Codes:
-    """What a value's codes stand for, profile by profile."""
-
-    bits: tuple[int, ...]
-    ranges: np.ndarray  # (P,) r, 1 where float
-    signed: bool
-
-    @property
-    def levels(self) -> np.ndarray:
-        """n, and 1 where float."""
-        return np.array([1.0 if b == FLOAT else 2.0**b - 1 for b in self.bits])
-
-    @property
-    def is_float(self) -> np.ndarray:
-        return np.array([b == FLOAT for b in self.bits])
-
-    @property
-    def step(self) -> np.ndarray:
-        return np.where(self.is_float, 1.0, self.ranges / self.levels)
-
-
-class CodesByWidth(Mapping[int, np.ndarray]):
-    """bits -> codes of one weight. Where they nest, the widest are kept and the others shifted out of them."""
-
-    def __init__(self, layer: AnyLayer, widths: Iterable[int]) -> None:
-        self.widths = sorted(widths)
-        nests = layer.quantizer.nests
-        keep = self.widths[-1:] if nests else self.widths
-        self.kept = {k: in_order(layer.codes(k)) for k in keep}
-
-    def __getitem__(self, bits: int) -> np.ndarray:
-        if bits not in self.widths:
-            raise KeyError(bits)
-        return self.kept[bits] if bits in self.kept else self.kept[self.widths[-1]] >> (self.widths[-1] - bits)
-
-    def __iter__(self) -> Any:
-        return iter(self.widths)
-
-    def __len__(self) -> int:
-        return len(self.widths)
-
-
 def array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().double().cpu().numpy()
 
 
-def in_order(weight: Tensor) -> np.ndarray:
-    """A weight as torch has it -> (out, kh, kw, in)."""
-    weight = weight.detach().cpu()
-    weight = weight.reshape(*weight.shape[:2], *(1,) * (4 - weight.dim()), *weight.shape[2:])  # (out, in, kh, kw)
-    return np.ascontiguousarray(weight.permute(0, 2, 3, 1).numpy())
-
-
-def lower(trace: Trace, model: nn.Module, settings: list[Setting]) -> Draft:
-    return Lowering(trace, model, settings).draft()
+def lower(trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> Draft:
+    """`edges`: float layers that are to be 8 bit, and what the codes of their inputs stand for (edges.py)."""
+    return Lowering(trace, model, settings, edges).draft()
 
 
 class Lowering:
     """`at[p]` holds what the modules say of themselves when the model is set to profile p."""
 
-    def __init__(self, trace: Trace, model: nn.Module, settings: list[Setting]) -> None:
-        self.trace, self.model, self.settings = trace, model, settings
+    def __init__(self, trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> None:
+        self.trace, self.model, self.settings, self.edges = trace, model, settings, edges
         self.profiles = len(settings)
         self.paths = {module: name for name, module in model.named_modules()}
         self.size = {INPUT: trace.size, **{step.name: step.size for step in trace.steps}}
@@ -192,14 +142,12 @@ class Lowering:
             self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
         return self.values[value]
 
-    def quantize(self, name: str, value: str, owner: nn.Module) -> str:
-        codes, act = self.acts[owner], owner.act
-        assert isinstance(act, ActQuantizer)
+    def quantize(self, name: str, value: str, codes: Codes, rectify: bool, **more: Any) -> str:
         n, r, plain = codes.levels, codes.ranges, codes.is_float
         scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
         shift = np.where(plain | (not codes.signed), 0.0, n / 2)
         table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.size[value][0], axis=2)  # (P, 2, C)
-        attributes = {"signed": codes.signed, "rectify": act.rectify and not codes.signed, "affine": True}
+        attributes = {"signed": codes.signed, "rectify": rectify and not codes.signed, "affine": True, **more}
         self.codes[name] = codes
         return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
 
@@ -209,7 +157,7 @@ class Lowering:
         (value,), path = step.inputs, self.paths[layer]
         kind, attributes = layer_attributes(layer, path, self.size[value], step)
         if layer.act is not None:
-            value = self.quantize(self.fresh(f"{step.name}.act"), value, layer)
+            value = self.quantize(self.fresh(f"{step.name}.act"), value, self.acts[layer], layer.act.rectify)
         if value not in self.codes:
             raise UnsupportedOperation(
                 f"layer {path!r} has quantised weights but reads {value!r}, which is not quantised; give the layer its "
@@ -259,7 +207,7 @@ class Lowering:
         module = step.module
         assert isinstance(module, AnyActivation)
         if module.quantise:
-            self.quantize(step.name, step.inputs[0], module)
+            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
             return
         plain = self.acts[module].is_float
         rectified = module.act.rectify and not module.act.signed
@@ -284,16 +232,36 @@ class Lowering:
 
     def float_layer(self, step: Step) -> None:
         weight, bias = step.constants["weight"], step.constants.get("bias")
-        key = (weight.data_ptr(), tuple(weight.shape), weight.stride())  # a layer that runs twice has one weight
-        if key not in self.weight_names:
-            values = in_order(weight.float())
-            self.weight_names[key] = step.name
-            self.weights[step.name] = Weight(values.shape, values)
+        key, values = weight_key(weight), in_order(weight.float())
+        is_new = key not in self.weight_names
+        name = self.weight_names.setdefault(key, step.name)
         table = None
         if bias is not None:
             table = self.every_profile(np.stack([np.ones(step.size[0]), array(bias)]))
-        attributes = {"weight": self.weight_names[key], **step.attributes, "signed": False, "affine": bias is not None}
-        self.put(step.name, step.kind, [self.as_float(step.inputs[0])], table, attributes=attributes)
+        if step.name in self.edges:
+            value, signed, table = self._edge(step, values, table)
+        else:
+            value, signed = self.as_float(step.inputs[0]), False
+        if is_new:
+            self.weights[name] = self._fixed_weight(values) if step.name in self.edges else Weight(values.shape, values)
+        attributes = {"weight": name, **step.attributes, "signed": signed, "affine": table is not None}
+        self.put(step.name, step.kind, [value], table, attributes=attributes)
+
+    def _fixed_weight(self, values: np.ndarray) -> Weight:
+        codes, _ = channel_codes(values)
+        return Weight(values.shape, values if FLOAT in self.settings else None, {FIXED_BITS: codes}, FIXED_BITS)
+
+    def _edge(self, step: Step, values: np.ndarray, table: np.ndarray | None) -> tuple[str, bool, np.ndarray]:
+        """An 8-bit layer: the codes it reads, their sign, and its table."""
+        (value,), codes = step.inputs, self.edges[step.name]
+        given = self.codes.get(value)
+        if given is not None and np.array_equal(given.is_float, codes.is_float):
+            codes = given  # quantised already: to do it again could only lose
+        else:
+            value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
+        scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, channel_codes(values)[1]))  # (P, out)
+        shift = np.zeros_like(scale) if table is None else table[:, 1]
+        return value, codes.signed, np.stack([scale, shift], axis=1)
 
     def plain(self, step: Step) -> None:
         inputs = list(step.inputs)

@@ -21,12 +21,11 @@ from anyprec.format.file import write
 from anyprec.format.graph import Graph, GraphProfile, Op
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
+from anyprec.pack.edges import Image, check_edges, edge_codes
 from anyprec.pack.fold import fold
 from anyprec.pack.lower import Draft, lower
 from anyprec.pack.trace import trace
 from anyprec.train.switch import Setting, any_layers, bits, widths_of
-
-Image = tuple[Sequence[float], Sequence[float]]  # scale, shift per channel: uint8 images become u8 * scale + shift
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,10 @@ class PackReport:
     profiles: tuple[str, ...]
     ops: int
     quantised_layers: int
+    fixed_layers: int  # 8 bit in every profile but the float one
     float_layers: int
     quantised_weights: int
+    fixed_weights: int
     float_weights: int
     bytes: dict[str, int]
     file_bytes: int
@@ -54,7 +55,8 @@ class PackReport:
             f"{self.path}: {self.network}, input {height} x {width} x {channels}, {self.ops} operations, "
             f"{self.file_bytes:,} bytes",
             f"  {self.quantised_layers} layers quantised ({self.quantised_weights:,} weights), "
-            f"{self.float_layers} float ({self.float_weights:,})",
+            + (f"{self.fixed_layers} always 8 bit ({self.fixed_weights:,}), " if self.fixed_layers else "")
+            + f"{self.float_layers} float ({self.float_weights:,})",
         ]
         column = max(map(len, ("profile", *self.profiles)))
         lines += [f"  {'profile':<{column}}  bytes of the file it needs"]
@@ -74,17 +76,19 @@ def pack(
     image: Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
+    edges: str = "float",
 ) -> PackReport:
     """Write `model` to `path` as integers, for every width it was trained or calibrated for.
 
     `example` is one float input of the usual shape, such as images (N, C, H, W). `widths` packs fewer widths,
     `keep_float` (or 32 in `widths`) keeps float weights beside the integers, `profiles` adds mixed bits.
     `image` = (scale, shift) per channel says how uint8 images become the network's input. `accuracy` (profile ->
-    percent) and `labels` are kept for whoever reads the file.
+    percent) and `labels` are kept for whoever reads the file. `edges` is what the first and last layers are: "float" or
+    "8bit", faster; ranges are then taken from the example, so it must be a batch of real images.
     """
     graph = make_graph(
         model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
-        accuracy=accuracy, name=name,
+        accuracy=accuracy, name=name, edges=edges,
     )  # fmt: skip
     write(graph, path)
     return report_of(graph, Path(path))
@@ -101,13 +105,17 @@ def make_graph(
     image: Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
+    edges: str = "float",
 ) -> Graph:
     """The Graph that `pack` writes; the arguments are its."""
+    check_edges(edges)
     settings = settings_of(model, keep_float, widths, tuple(profiles))
     # The same operations run at any bits.
     with bits(model, settings[0]):
         steps = trace(model, example)
-    draft = lower(steps, model, settings)
+    scale, shift = image_numbers(image, steps.size[0])
+    at_8_bit = edge_codes(steps, model, example, settings, image) if edges == "8bit" else {}
+    draft = lower(steps, model, settings, at_8_bit)
     fold(draft)
     channels, height, width = steps.size
     if steps.free:
@@ -115,14 +123,13 @@ def make_graph(
     outputs = [node.channels for node in draft.nodes if node.name == draft.outputs[0]]
     if labels is not None and outputs != [len(labels)]:
         raise AnyprecError(f"{len(labels)} labels for a network with {outputs[0]} classes; give one for each, in order")
-    scale, shift = image_numbers(image, channels)
     return Graph(
         name=name or getattr(model, "zoo_name", None) or type(model).__name__,
         input_shape=(height, width, channels),
         profiles=graph_profiles(draft, settings, dict(accuracy or {})),
         planes=planes_of(model, draft),
         weights=draft.weights,
-        ops=tuple(Op(node.name, node.kind, tuple(node.inputs), fixed(node.attributes)) for node in draft.nodes),
+        ops=tuple(Op(node.name, node.kind, tuple(node.inputs), as_tuples(node.attributes)) for node in draft.nodes),
         outputs=tuple(draft.outputs),
         tables={node.name: rounded(node.name, node.table) for node in draft.nodes if node.table is not None},
         image_scale=scale,
@@ -168,7 +175,8 @@ def graph_profiles(
         acts: int | dict[str, int]
         if isinstance(setting, Profile):
             weights = {weight: widths[row] for weight, widths in draft.weight_bits.items()}
-            acts = {node.name: node.bits[row] for node in draft.nodes if node.kind == "quantize"}
+            quantizers = [node for node in draft.nodes if node.kind == "quantize" and "bits" not in node.attributes]
+            acts = {node.name: node.bits[row] for node in quantizers}
         else:
             assert isinstance(setting, int)
             weights = acts = setting
@@ -184,7 +192,7 @@ def planes_of(model: nn.Module, draft: Draft) -> dict[int, tuple[int, ...]]:
     return nested_planes(used) if nests else separate_planes(used)
 
 
-def fixed(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def as_tuples(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()}
 
 
@@ -207,8 +215,10 @@ def image_numbers(image: Image | None, channels: int) -> tuple[tuple[float, ...]
 
 
 def report_of(graph: Graph, path: Path) -> PackReport:
-    quantised = [weight for weight in graph.weights.values() if weight.codes is not None]
-    floats = [weight for weight in graph.weights.values() if weight.codes is None]
+    weights = graph.weights.values()
+    quantised = [weight for weight in weights if weight.codes is not None and weight.bits is None]
+    fixed = [weight for weight in weights if weight.bits is not None]
+    floats = [weight for weight in weights if weight.codes is None]
     with ModelFile(path) as file:
         needs = {profile.name: file.bytes_for_profile(profile) for profile in graph.profiles}
     return PackReport(
@@ -218,8 +228,10 @@ def report_of(graph: Graph, path: Path) -> PackReport:
         profiles=tuple(profile.name for profile in graph.profiles),
         ops=len(graph.ops),
         quantised_layers=len(quantised),
+        fixed_layers=len(fixed),
         float_layers=len(floats),
         quantised_weights=sum(int(np.prod(weight.shape)) for weight in quantised),
+        fixed_weights=sum(int(np.prod(weight.shape)) for weight in fixed),
         float_weights=sum(int(np.prod(weight.shape)) for weight in floats),
         bytes=needs,
         file_bytes=path.stat().st_size,

@@ -12,9 +12,10 @@ its size from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from anyprec.train.observe import move, run, undisturbed
 LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation", SwitchNorm: "norm"}
 # Added to H and W: once so that networks which halve the size five times still fit, once to make sizes odd.
 OTHER_SIZES = ((32, 64), (33, 67))
+MEASURED_AT_ONCE = 32  # images
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class Unusable:
 class Recorder(TorchDispatchMode):
     """Sees every tensor operation while it is active; `values` says which step made a tensor."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, watched: Collection[str] = ()) -> None:
         super().__init__()
+        self.ranges = {name: (inf, -inf) for name in watched}  # least and largest number of these values so far
         self.paths = {module: name for name, module in model.named_modules()}
         self.within: list[nn.Module] = []  # the modules being called, innermost last
         self.in_leaf = False
@@ -110,6 +113,7 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             self._overwrite(made[0], title(func))
         self.values[made[0]] = value
+        self.see(value, made[0])
         for tensor in made[1:]:
             self.values[tensor] = Unusable(f"{title(func)}{self._where()}: only its first result has an operation")
         return out
@@ -165,7 +169,14 @@ class Recorder(TorchDispatchMode):
             except Refused as refused:
                 value = Unusable(f"{type(self.within[-1]).__name__}{self._where()}: {refused}")
         self.values[output] = value
+        self.see(value, output)
         return output
+
+    def see(self, value: str | Unusable, tensor: Tensor) -> None:
+        """Called where operations are not recorded."""
+        if isinstance(value, str) and value in self.ranges:
+            low, high = self.ranges[value]
+            self.ranges[value] = min(low, float(tensor.min())), max(high, float(tensor.max()))
 
 
 def tensors_in(item: Any) -> list[Tensor]:
@@ -183,6 +194,8 @@ def _tensors(item: Any) -> Iterator[Tensor]:
 def trace(model: nn.Module, example: Any) -> Trace:
     """The model's steps at whatever bits it is set to; its mode, buffers and random numbers stay as they were."""
     x, key = _input(model, example)
+    # The first image twice, so that no batch of 1 hides what is done to the batch.
+    x = x[:1].repeat(2, *(1,) * (x.dim() - 1))
     first, outputs = _run(model, x, key)
     size = size_of(x)
     fixed = Trace(tuple(first), outputs, size, free=False)
@@ -209,7 +222,7 @@ def trace(model: nn.Module, example: Any) -> Trace:
 
 
 def _input(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
-    """The example's one tensor, its first image twice (so that no batch of 1 hides what is done to the batch)."""
+    """The example's one tensor, and its name where the network takes it by name."""
     given = tensors_in(example)
     if not given and hasattr(example, "__array__"):
         given = [torch.as_tensor(example)]
@@ -221,12 +234,26 @@ def _input(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
     x = move(given[0].detach(), model, "the example")
     home = next((p for p in model.parameters() if p.is_floating_point()), x)
     key = next(iter(example)) if isinstance(example, Mapping) else None
-    return x[:1].repeat(2, *(1,) * (x.dim() - 1)).to(home.dtype), key
+    return x.to(home.dtype), key
 
 
-def _run(model: nn.Module, x: Tensor, key: str | None) -> tuple[list[Step], tuple[str, ...]]:
-    recorder = Recorder(model)
+def value_ranges(model: nn.Module, example: Any, names: Collection[str]) -> dict[str, tuple[float, float]]:
+    """Least and largest number of some values of a trace, over all images of the example, at the bits that are set."""
+    x, key = _input(model, example)
+    x = torch.cat([x, x]) if len(x) == 1 else x
+    recorder = Recorder(model, names)
+    for images in x.tensor_split(-(-len(x) // MEASURED_AT_ONCE)):
+        recorder.steps.clear()  # so that the same steps get the same names again
+        _run(model, images, key, recorder)
+    return recorder.ranges
+
+
+def _run(
+    model: nn.Module, x: Tensor, key: str | None, recorder: Recorder | None = None
+) -> tuple[list[Step], tuple[str, ...]]:
+    recorder = recorder or Recorder(model)
     recorder.values[x] = INPUT
+    recorder.see(INPUT, x)
     with ExitStack() as stack:
         stack.enter_context(undisturbed(model))
         stack.enter_context(torch.no_grad())

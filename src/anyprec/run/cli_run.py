@@ -90,7 +90,9 @@ def chosen_profiles(model: PackedModel, text: str | None, default: Sequence[str]
         is_widths = re.fullmatch(r"-?[0-9]+(-[0-9]+)?|float|fp32", part, re.IGNORECASE)
         names += map(str, parse_widths(part)) if is_widths else [part]
     for name in names:
-        model.accuracy(name)  # refuses what the file does not have, and says what it has
+        model.accuracy(
+            int(name) if name.isdigit() else name
+        )  # refuses what the file does not have, and says what it has
     return list(dict.fromkeys(names))
 
 

@@ -67,7 +67,7 @@ def _quantize(run: Run, op: Op) -> np.ndarray:
     t = run.float_in(op)
     if op.attributes["affine"]:
         t = run.affine(op, t)
-    bits = run.profile.act_bits(op.name)
+    bits = run.profile.act_bits(op.name, op.bits)
     if bits == FLOAT:
         return ops.at_least_zero(t) if op.attributes["rectify"] else t
     run.bits[op.name] = bits
@@ -87,7 +87,7 @@ def _conv(run: Run, op: Op) -> np.ndarray:
     else:
         assert tuple(at["kernel"]) == weight.shape[1:3], (op.name, at["kernel"], weight.shape)
         groups, window = at["groups"], {key: at[key] for key in ("stride", "pad", "dilation")}
-    weight_bits = FLOAT if weight.is_float else run.profile.weight_bits(at["weight"])
+    weight_bits = FLOAT if weight.is_float else run.profile.weight_bits(at["weight"], weight.bits)
     if weight_bits == FLOAT:
         assert weight.values is not None, f"{op.name} has no float weight for profile {run.profile.name}"
         y = ops.conv_float(run.float_in(op), weight.values, groups, **window)

@@ -99,13 +99,14 @@ class Twin:
     def step(self, op: Op) -> tuple[np.ndarray, np.ndarray]:
         """(s, t) so that what follows reads s x + t: of an affine, or of a quantize without clip and rounding."""
         s, t = self.table(op) if op.kind == "affine" or op.attributes["affine"] else (np.array(1.0), np.array(0.0))
-        if op.kind == "quantize" and op.attributes["signed"] and self.profile.act_bits(op.name) != FLOAT:
-            return np.multiply(2, s), 2 * t - (2 ** self.profile.act_bits(op.name) - 1)
+        if op.kind == "quantize" and op.attributes["signed"] and self.profile.act_bits(op.name, op.bits) != FLOAT:
+            return np.multiply(2, s), 2 * t - (2 ** self.profile.act_bits(op.name, op.bits) - 1)
         return s, t
 
     def weight(self, name: str) -> np.ndarray:  # (out, kh, kw, in) float64
-        weight, bits = self.graph.weights[name], self.profile.weight_bits(name)
-        if weight.is_float or bits == FLOAT:
+        weight = self.graph.weights[name]
+        bits = FLOAT if weight.is_float else self.profile.weight_bits(name, weight.bits)
+        if bits == FLOAT:
             assert weight.values is not None
             return weight.values.astype(np.float64)
         assert weight.codes is not None
@@ -180,7 +181,7 @@ class Twin:
     def dequantize(self, op: Op) -> Value:
         x = self.values[op.inputs[0]]
         source = next(o for o in self.graph.ops if o.name == self.quantizer(op.inputs[0]))
-        bits = self.profile.act_bits(source.name)
+        bits = self.profile.act_bits(source.name, source.bits)
         s, t = (np.array(1.0), np.array(0.0)) if bits == FLOAT else self.table(op)
         s = s * x.unit
         if source.attributes["signed"] and bits != FLOAT:  # a = 2 code - n, and the table is for code

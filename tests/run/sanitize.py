@@ -1,0 +1,79 @@
+"""Runs a build of anyprec-run with sanitizers over many graphs: python tests/run/sanitize.py build/sanitize/anyprec-run
+
+Writes graphs, images and the oracle's outputs to a temporary folder, runs every profile on every instruction set, and
+compares to the last bit. A report of a sanitizer, a crash or a difference ends it. Called by `make sanitize`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from engine_check import usable_isas
+from graph_builder import assert_same
+from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
+from random_graphs import BLOCKS, random_graph
+
+from anyprec.format import Graph, write
+from anyprec.run.oracle import run_graph
+
+
+def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
+    for seed in range(seeds):
+        options = {"special": seed % 3 == 1, "float_layers": seed % 3 == 2, "blocks": 1 + seed % 6}
+        yield f"seed {seed}", *random_graph(seed, **options)
+    for kind in BLOCKS:
+        yield kind, *random_graph(1, kinds=[kind], blocks=2, max_channels=40, special=True)
+    for c, out, kernel, ending, signed, groups in SHAPES:
+        graph = pair_graph(c, out, kernel, ending, signed, groups, pairs=[*KERNEL_PAIRS, (1, 8), (8, 1), (3, 2)])
+        for x in images((2, 3, 5), (1, 1, 1), (1, 1, 7), c=c):
+            yield f"{c} to {out} channels, image {x.shape}", graph, x
+    for pairs, c in (([(1, 1)], 65532), ([(2, 2)], 7281), ([(8, 8)], 33025)):
+        yield f"sums of {c}", pair_graph(c, 20, pairs=pairs, signed=True), np.full((1, 1, 2, c), 9, np.float32)
+
+
+def check(program: str, folder: Path, what: str, graph: Graph, x: np.ndarray) -> int:
+    """Runs one graph; gives how many times the program ran."""
+    write(graph, folder / "net.apm")
+    np.save(folder / "x.npy", x)
+    runs = 0
+    for profile in graph.profiles:
+        wanted = run_graph(graph, x, profile.name)
+        for isa in usable_isas():
+            threads = 1 + runs % 3
+            words = [program, "net.apm", "x.npy", "--layout", "NHWC", "--bits", profile.name, "--isa", isa]
+            words += ["--threads", str(threads), "--out", "y.npy", "--verify"]
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+            where = f"{what}, profile {profile.name}, {isa}, {threads} threads"
+            if done.returncode or done.stderr:
+                sys.exit(f"{where}: exit code {done.returncode}\n{done.stderr}")
+            for i, (name, want) in enumerate(wanted.items()):
+                got = np.load(folder / (f"y.{i}.npy" if i else "y.npy"))
+                assert_same(got.reshape(want.shape), want, f"{where}, output {name}")
+            runs += 1
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("program", type=Path)
+    parser.add_argument("--seeds", type=int, default=40, help="random graphs (default: 40)")
+    args = parser.parse_args()
+    program, started = str(args.program.resolve()), time.monotonic()
+    count = runs = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for what, graph, x in graphs(args.seeds):
+            runs += check(program, Path(folder), what, graph, x)
+            count += 1
+    seconds = time.monotonic() - started
+    print(f"{count} graphs, {runs} runs on {', '.join(usable_isas())}: all as the oracle has it, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
