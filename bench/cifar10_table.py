@@ -24,12 +24,13 @@ WIDTHS = (1, 2, 4, 8, 32)
 DEFAULT = "recursive+label"
 ROWS: dict[str, list[str]] = {
     "recursive+label": ["loss=recursive+label"],
+    **{f"dedicated-{k}": [f"widths=[{k}]", "width_weights={}"] for k in WIDTHS},
     "hard": ["loss=hard"],
-    **{f"dedicated-{k}": [f"widths=[{k}]"] for k in WIDTHS},
     "recursive": ["loss=recursive"],
     "soft": ["loss=soft"],
     "dorefa": ["quantizer=dorefa", "scale=mean"],
     "sandwich": ["sampling=sandwich"],
+    "equal weights": ["width_weights={}"],
 }
 
 

@@ -84,7 +84,7 @@ NB_MODULE(_native, m) {
     m.def("known_isas", &anyprec::known_isas);
     m.def("built_isas", &anyprec::built_isas);
     m.def("isa", &anyprec::isa);
-    m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"));
+    m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"), nb::arg("source") = "ANYPREC_ISA");
     m.def(
         "decode_cpuid",
         [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_1_eax, uint64_t xcr0) {

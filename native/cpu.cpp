@@ -184,7 +184,7 @@ std::vector<std::string> built_isas() {
     return names;
 }
 
-std::string choose_isa(const std::string &wish, const Features &features) {
+std::string choose_isa(const std::string &wish, const Features &features, const std::string &source) {
     std::vector<std::string> runnable;
     for (const Level &level : levels())
         if (level.built && missing(level, features).empty())
@@ -194,14 +194,14 @@ std::string choose_isa(const std::string &wish, const Features &features) {
 
     const auto level = std::find_if(levels().begin(), levels().end(), [&](const Level &l) { return l.name == wish; });
     if (level == levels().end())
-        throw IsaError("ANYPREC_ISA=" + wish + " is no instruction set anyprec knows (" + join(known_isas()) +
+        throw IsaError(source + "=" + wish + " is no instruction set anyprec knows (" + join(known_isas()) +
                        "); choose one of " + join(runnable) + ", or unset it");
     if (!level->built)
-        throw IsaError("ANYPREC_ISA=" + wish + " is not built into this copy of anyprec, which has " +
+        throw IsaError(source + "=" + wish + " is not built into this copy of anyprec, which has " +
                        join(built_isas()) + "; choose one of " + join(runnable) + ", or unset it");
     const Features lacking = missing(*level, features);
     if (!lacking.empty())
-        throw IsaError("ANYPREC_ISA=" + wish + " cannot run on this CPU, which lacks " + join(lacking) +
+        throw IsaError(source + "=" + wish + " cannot run on this CPU, which lacks " + join(lacking) +
                        "; choose one of " + join(runnable) + ", or unset it");
     return wish;
 }

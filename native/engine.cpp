@@ -185,7 +185,7 @@ Model::~Model() = default;
 
 std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &options) {
     auto impl = std::make_unique<Impl>();
-    impl->isa = options.isa.empty() ? anyprec::isa() : choose_isa(options.isa, cpu_features());
+    impl->isa = options.isa.empty() ? anyprec::isa() : choose_isa(options.isa, cpu_features(), "isa");
     impl->kernels = &kernels_for(impl->isa);
     impl->budget = options.panel_budget;
     impl->file = ModelFile::open(path, options.max_bits, options.verify);
@@ -262,7 +262,7 @@ void Model::run(const Images &images, int profile, int threads, float *const *ou
     }
     impl_->fill_input(*plan, images, arena->data);
     Threads team{impl_->pool, threads};
-    run_plan(*plan, *impl_->kernels, arena->data, team);
+    run_plan(*plan, *impl_->kernels, arena->data, team); // does not throw: the arena goes back below
     for (size_t i = 0; i < graph.outputs.size(); ++i) {
         const auto value = static_cast<size_t>(graph.outputs[i]);
         const Place &place = plan->places[value];

@@ -104,7 +104,7 @@ ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int1
         wide[i] = codes[i];
 }
 
-ANYPREC_VECTORISE int32_t sum_codes(const uint8_t *codes, int count) {
+[[maybe_unused]] ANYPREC_VECTORISE int32_t sum_codes(const uint8_t *codes, int count) {
     int32_t sum = 0;
     for (int c = 0; c < count; ++c)
         sum += codes[c];
@@ -113,7 +113,7 @@ ANYPREC_VECTORISE int32_t sum_codes(const uint8_t *codes, int count) {
 
 // The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
 // the offset inside the table.
-ANYPREC_VECTORISE void lookup_offsets(const uint8_t *__restrict codes, int steps, int group, int bits, int entry,
+[[maybe_unused]] ANYPREC_VECTORISE void lookup_offsets(const uint8_t *__restrict codes, int steps, int group, int bits, int entry,
                                       uint16_t *__restrict offsets) {
     const int mask = (1 << (group * bits)) - 1;
     if (group == 6) { // 1 bit, tables of 64

@@ -570,6 +570,72 @@ void test_graph() {
     }
 }
 
+// The small network with a stem of 8 bits in every profile but the float one.
+Builder with_fixed_stem() {
+    Builder b;
+    b.weights = replaced(b.weights, R"("float":true})", R"("float":false,"bits":8})");
+    b.ops = R"([{"name":"qs","op":"quantize","in":["input"],"signed":true,"rectify":false,"affine":false,"bits":8},)" +
+            replaced(b.ops.substr(1), R"("in":["input"])", R"("in":["qs"])");
+    b.ops = replaced(b.ops, R"("groups":1,"signed":false)", R"("groups":1,"signed":true)");
+    b.tensors[3] = {"codes.stem", "U8", "[21]", "abcdefghijklmnopqrstu"};
+    b.tensors.push_back({"tail.stem", "U8", "[84]", std::string(84, 'x')});
+    return b;
+}
+
+void test_fixed_bits() {
+    std::string bytes = with_fixed_stem().file();
+    auto file = open_bytes(bytes, 0, true);
+    const Graph &graph = file->graph();
+    const Weight &stem = graph.weights[0];
+    expect(stem.fixed_bits == 8 && !stem.is_float && stem.planes.empty() && !stem.values, "a weight of 8 bits");
+    expect(stem.codes && !std::memcmp(stem.codes, "abcdefghijklmnopqrstu", 21), "its codes");
+    expect(stem.tail && stem.tail[83] == 'x', "its tail");
+    for (const Profile &profile : graph.profiles) {
+        int bits = profile.name == "32" ? 32 : 8;
+        expect(profile.weight_bits[0] == bits && profile.act_bits[0] == bits, "8 bits in profile " + profile.name);
+        expect(profile.weight_bits[1] == (profile.name == "mixed" ? 2 : std::stoi(profile.name)),
+               "the body's in profile " + profile.name);
+    }
+    // max_bits and a file that ends after plane 00 keep the codes; the float profile needs both tails.
+    auto narrow = open_bytes(bytes, 1);
+    expect(narrow->available(0) && !narrow->available(1) && narrow->graph().weights[0].codes, "1 bit with its codes");
+    auto cut = open_bytes(bytes.substr(0, file->bytes_for(1)));
+    expect(cut->available(0) && cut->planes_available() == 1, "the prefix of 1 bit");
+    auto most = open_bytes(bytes.substr(0, bytes.size() - 1));
+    expect(most->available(1) && !most->available(3), "all but the last byte of a tail");
+    expect_kind(bytes.substr(0, file->bytes_for(1) - 6), "TruncatedFile", "cut inside the codes");
+
+    auto bad = [](const std::string &what, const std::string &kind, const std::function<void(Builder &)> &change) {
+        Builder b = with_fixed_stem();
+        change(b);
+        expect_kind(b.file(), kind, what);
+    };
+    for (const char *bits : {"7", "0", "-8", "16", "8.0", "true", "null", "\"8\"", "[8]"}) {
+        std::string to = std::string("\"bits\":") + bits + "}";
+        bad("weight bits " + to, "BadGraph", [&](Builder &b) { b.weights = replaced(b.weights, "\"bits\":8}", to); });
+        bad("op bits " + to, "BadGraph", [&](Builder &b) { b.ops = replaced(b.ops, "\"bits\":8}", to); });
+    }
+    bad("float and bits", "BadGraph",
+        [](Builder &b) { b.weights = replaced(b.weights, "false,\"bits\"", "true,\"bits\""); });
+    bad("bits of a conv", "BadGraph",
+        [](Builder &b) { b.ops = replaced(b.ops, R"("groups":1)", R"("groups":1,"bits":8)"); });
+    bad("a profile that names it", "BadGraph",
+        [](Builder &b) { b.profiles = replaced(b.profiles, R"({"body":2})", R"({"body":2,"stem":8})"); });
+    bad("a profile that names its quantize", "BadGraph",
+        [](Builder &b) { b.profiles = replaced(b.profiles, R"({"q":8})", R"({"q":8,"qs":8})"); });
+    bad("a profile float for one of the two", "BadGraph", [](Builder &b) {
+        b.profiles = replaced(b.profiles, R"("weights":32,"acts":32)", R"("weights":32,"acts":{"q":32})");
+    });
+    bad("no codes", "BadTensor", [](Builder &b) { b.tensors.erase(b.tensors.begin() + 3); });
+    bad("codes of another name", "BadTensor", [](Builder &b) { b.tensors[3].name = "codes.body"; });
+    bad("codes as floats", "BadTensor",
+        [](Builder &b) { b.tensors[3] = {"codes.stem", "F32", "[21]", std::string(84, 'x')}; });
+    bad("a code too few", "BadTensor",
+        [](Builder &b) { b.tensors[3] = {"codes.stem", "U8", "[20]", std::string(20, 'x')}; });
+    bad("codes behind a plane", "BadTensor", [](Builder &b) { std::swap(b.tensors[3], b.tensors[4]); });
+    bad("no tail", "BadTensor", [](Builder &b) { b.tensors.pop_back(); });
+}
+
 // ---- shapes ----
 
 Op simple(OpKind kind, std::vector<int> inputs) {
@@ -667,6 +733,7 @@ int main() {
     test_header();
     test_tensors();
     test_graph();
+    test_fixed_bits();
     test_shapes();
     test_free_size();
     std::printf("%d checks, %d failed\n", checks, failures);

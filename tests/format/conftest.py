@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ class Builder:
             self.weights[name] = Weight(shape, values)
             return name
         widest = self.rng.integers(0, 256, shape, np.uint8)
+        if self.choose([False, False, True]):
+            self.weights[name] = Weight(shape, values if self.keep_float else None, {8: widest}, bits=8)
+            return name
         nested = all(numbers[0] == 0 for numbers in self.planes.values())
         codes = {
             bits: widest >> (8 - bits) if nested else self.rng.integers(0, 1 << bits, shape, np.uint8)
@@ -54,8 +58,9 @@ class Builder:
         h, w, c, _ = self.values[x]
         signed, affine = self.choose([False, True]), self.choose([False, True])
         name = self.op(
-            "quantize", [x], (h, w, c, None), signed=signed, rectify=self.choose([True, False]), affine=affine
-        )
+            "quantize", [x], (h, w, c, None), signed=signed, rectify=self.choose([True, False]), affine=affine,
+            **self.choose([{}, {}, {"bits": 8}]),
+        )  # fmt: skip
         self.values[name] = (h, w, c, name)
         self.signed[name] = signed
         if affine:
@@ -170,8 +175,13 @@ def build_graph(choose: Choose, seed: int, steps: int = 6) -> Graph:
     return builder.graph(value, labels=labels, **image)
 
 
-def tiny_graph(widths: Sequence[int] = (1, 2, 4, 8), nested: bool = True, keep_float: bool = False) -> Graph:
-    """Float stem, two quantised convs, one of them after a max_pool, float head; one mixed profile at the end."""
+def tiny_graph(
+    widths: Sequence[int] = (1, 2, 4, 8), nested: bool = True, keep_float: bool = False, fixed: bool = False
+) -> Graph:
+    """Float stem, two quantised convs, one of them after a max_pool, float head; one mixed profile at the end.
+
+    fixed: stem and head are 8 bit in every profile but the float one, the stem's input signed.
+    """
     planes = nested_planes(widths) if nested else separate_planes(widths)
     profiles = [GraphProfile(str(bits), bits, bits, 10.0 + bits) for bits in widths]
     if keep_float:
@@ -201,7 +211,7 @@ def tiny_graph(widths: Sequence[int] = (1, 2, 4, 8), nested: bool = True, keep_f
         return Op(name, "quantize", (x,), {"signed": False, "rectify": True, "affine": True})
 
     pool = {"kernel": (2, 2), "stride": (2, 2), "pad": (0, 0, 0, 0), "dilation": (1, 1), "ceil": False}
-    return Graph(
+    graph = Graph(
         name="tiny",
         input_shape=(6, 6, 2),
         profiles=tuple(profiles),
@@ -229,6 +239,21 @@ def tiny_graph(widths: Sequence[int] = (1, 2, 4, 8), nested: bool = True, keep_f
         labels=("cat", "dog", "bird"),
         made_by="anyprec 0.0",
     )
+    return with_fixed_edges(graph, keep_float, table) if fixed else graph
+
+
+def with_fixed_edges(graph: Graph, keep_float: bool, table: Callable[..., np.ndarray]) -> Graph:
+    rng = np.random.default_rng(1)
+    weights, ops, tables = dict(graph.weights), list(graph.ops), dict(graph.tables)
+    for name, source, channels, signed in (("stem", "input", 2, True), ("head", "mean", 4, False)):
+        old, at = weights[name], next(i for i, op in enumerate(ops) if op.name == name)
+        codes = {8: rng.integers(0, 256, old.shape, np.uint8)}
+        weights[name] = Weight(old.shape, old.values if keep_float else None, codes, bits=8)
+        ops[at] = replace(ops[at], inputs=(f"{name}.in",), attributes={**ops[at].attributes, "signed": signed})
+        attributes = {"signed": signed, "rectify": False, "affine": True, "bits": 8}
+        ops.insert(at, Op(f"{name}.in", "quantize", (source,), attributes))
+        tables[f"{name}.in"] = table(2, channels)
+    return replace(graph, weights=weights, ops=tuple(ops), tables=tables)
 
 
 def assert_same(a: Graph, b: Graph) -> None:
@@ -241,7 +266,7 @@ def assert_same(a: Graph, b: Graph) -> None:
         np.testing.assert_array_equal(table, b.tables[name], strict=True)
     for name, weight in a.weights.items():
         other = b.weights[name]
-        assert (weight.shape, weight.is_float) == (other.shape, other.is_float)
+        assert (weight.shape, weight.is_float, weight.bits) == (other.shape, other.is_float, other.bits)
         assert (weight.values is None) == (other.values is None)
         if weight.values is not None:
             np.testing.assert_array_equal(weight.values, other.values, strict=True)

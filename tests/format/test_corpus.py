@@ -39,6 +39,7 @@ def test_golden_file(tiny, same):
     by_name = {path.stem: path for path in CORPUS}
     same(tiny(), apm.read(by_name["opens-nested"]))
     same(tiny(nested=False, keep_float=True), apm.read(by_name["opens-separate-float"]))
+    same(tiny(fixed=True, keep_float=True), apm.read(by_name["opens-fixed-bits"]))
 
 
 def test_the_fuzzer_runs(tmp_path):

@@ -26,8 +26,8 @@ def main() -> None:
         for seed in range(12):
             graph, x = random_graph(seed, special=seed % 3 == 1)
             assert_exact(graph, [x], folder / "net.apm", isas, threads=(1, 2))
-        graph = pair_graph(384, 128, ending="codes", pairs=KERNEL_PAIRS)
-        (x,) = images((2, 3, 5), c=384)
+        graph = pair_graph(96, 128, ending="codes", pairs=KERNEL_PAIRS)
+        (x,) = images((2, 3, 5), c=96)
         assert_exact(graph, [x], folder / "net.apm", isas, threads=(1, 2))
 
         beside = Path(sys.executable).parent

@@ -1,6 +1,5 @@
 """The engine against the oracle, bit for bit: random graphs, every operation at every width, every kernel."""
 
-
 import numpy as np
 import pytest
 from engine_check import assert_exact, kernels_built, kernels_used, usable_isas
@@ -9,7 +8,7 @@ from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 
 from anyprec.bits import FLOAT, INTEGER_WIDTHS
-from anyprec.format import write
+from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, write
 from anyprec.run.model import load
 
 F32 = np.float32
@@ -61,9 +60,9 @@ def test_a_batch_is_its_images_one_by_one(isa, tmp_path):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_kernel_is_chosen(isa, tmp_path):
-    """Wide enough for all: 384 channels fill the groups and vectors of every kernel there is."""
-    graph = pair_graph(384, 128, ending="all")
-    x = images((1, 2, 3), c=384)
+    """Wide enough for all: 96 and 128 channels fill the groups and vectors of every kernel there is."""
+    graph = pair_graph(96, 128, ending="all")
+    x = images((1, 2, 3), c=96)
     models = assert_exact(graph, x, tmp_path / "net.apm", [isa])
     used = kernels_used(models[isa], x[0], [p.name for p in graph.profiles])
     assert used == kernels_built(isa)
@@ -85,19 +84,46 @@ def test_tiles_of_every_height(out, tmp_path):
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
-    "w, a, longest",
+    "w, a, lengths",
     [
-        (1, 1, 65532),  # look-ups add up in 16 bits: 65532 products of at most 1 in groups of 4 or 6
-        (2, 2, 7280),  # 7280 / 4 groups of at most 4 x 9 (AVX2), 7281 / 3 of at most 3 x 9 (AVX-512)
-        (2, 2, 7281),
-        (7, 7, 133144),  # 2^31 / 127^2: the longest a file may have
-        (8, 7, 66311),  # 2^31 / (255 x 127)
-        (8, 8, 33025),  # 2^31 / 255^2
+        # Look-ups add up in 16 bits: 65,535 products of at most 1, or 7,281 of at most 9. To there and beyond.
+        (1, 1, (65532, 65533, 65535, 65536, 65540)),
+        (2, 2, (7280, 7281, 7282, 7300)),
+        # Others in 32: as long as a file may have it, 2^31 / 127^2, 2^31 / (255 x 127), 2^31 / 255^2
+        (7, 7, (133144,)),
+        (8, 7, (66311,)),
+        (8, 8, (33025,)),
     ],
 )
-def test_the_longest_sums(w, a, longest, signed, tmp_path):
-    for c in (longest, longest + 1) if w < 7 else (longest,):
-        graph = pair_graph(c, 32 if w < 7 else 3, signed=signed, pairs=[(w, a)], seed=w)
+def test_the_longest_sums(w, a, lengths, signed, tmp_path):
+    for c in lengths:
+        graph = pair_graph(c, 64 if w < 7 else 3, signed=signed, pairs=[(w, a)], seed=w)
         x = np.full((1, 1, 2, c), 9, F32)  # codes as large as they come
         x[:, :, 1, ::7] = -9
         assert_exact(graph, [x], tmp_path / "net.apm", ISAS)
+
+
+# --- What a convolution absorbs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 9])
+def test_a_convolution_that_is_added_to_what_it_reads(groups, tmp_path):
+    """The sum may be written over its other part, but not where neighbours still read that."""
+    rng = np.random.default_rng(groups)
+    window = {"kernel": [3, 3], "stride": [1, 1], "pad": [1] * 4, "dilation": [1, 1], "groups": groups}
+    ops = (
+        Op("x", "affine", (INPUT,)),
+        Op("conv", "conv", ("x",), {"weight": "w", "signed": False, "affine": False, **window}),
+        Op("add", "add", ("conv", "x")),
+        Op("q", "quantize", ("add",), {"signed": False, "rectify": True, "affine": False}),
+        Op("fc", "conv", ("q",), {"weight": "c", "signed": False, "affine": False, **window}),
+        Op("sum", "add", ("add", "fc")),
+    )
+    codes = rng.integers(0, 256, (9, 3, 3, 9 // groups), np.uint8)
+    floats = rng.standard_normal(codes.shape).astype(F32)
+    weights = {"w": Weight(codes.shape, floats), "c": Weight(codes.shape, floats, {8: codes})}
+    tables = {"x": rng.standard_normal((2, 2, 9)).astype(F32)}
+    profiles = (GraphProfile("8", 8, 8), GraphProfile("32", 32, 32))
+    graph = Graph("sums", (None, None, 9), profiles, {8: tuple(range(8))}, weights, ops, ("sum",), tables)
+    x = rng.standard_normal((2, 7, 6, 9)).astype(F32)
+    assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2))

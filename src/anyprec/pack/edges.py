@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from anyprec.bits import FLOAT
-from anyprec.errors import AnyprecError, DataError
+from anyprec.errors import AnyprecError
 from anyprec.format.graph import FIXED_BITS, INPUT
 from anyprec.pack.codes import FIXED_LEVELS, SUM_LIMIT, Codes, weight_key
 from anyprec.pack.steps import Step, Trace
@@ -57,7 +57,7 @@ def edge_codes(
     made = {}
     for layer, source in sources.items():
         rows = [(0.0, 0.0) if b == FLOAT else {**s, **known}[source] for b, s in zip(widths, seen, strict=True)]
-        made[layer] = codes_for(layer, widths, rows)
+        made[layer] = codes_for(widths, rows)
     return made
 
 
@@ -98,14 +98,10 @@ def image_range(image: Image) -> tuple[float, float]:
     return float(ends.min()), float(ends.max())
 
 
-def codes_for(layer: str, widths: tuple[int, ...], rows: Sequence[tuple[float, float]]) -> Codes:
+def codes_for(widths: tuple[int, ...], rows: Sequence[tuple[float, float]]) -> Codes:
+    """From the least and largest number in each profile. Ranges are 0, not to be used, where all numbers are."""
     signed = min(low for low, _ in rows) < 0
     ranges = np.array([max(-low, high) for low, high in rows])
-    if not ranges.max() > 0:
-        raise DataError(
-            f"layer {layer!r} reads only zeros on the example, so the range of its 8-bit input is unknown; give "
-            "pack(..., edges='8bit') a batch of real images as the example"
-        )
-    # A dead profile has no range of its own; any will do. Float ones have 1.
+    # A profile in which the layer reads only zeros has no range of its own; any will do. Float ones have 1.
     ranges = np.where(ranges > 0, ranges, ranges.max())
     return Codes(widths, np.where(np.array(widths) == FLOAT, 1.0, ranges), signed)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.bits import FLOAT
-from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight
 from anyprec.pack.codes import SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
 from anyprec.pack.operations import SUPPORTED
@@ -257,6 +257,11 @@ class Lowering:
         given = self.codes.get(value)
         if given is not None and np.array_equal(given.is_float, codes.is_float):
             codes = given  # quantised already: to do it again could only lose
+        elif not codes.ranges.all():
+            raise DataError(
+                f"layer {step.name!r} reads only zeros on the example, so the range of its 8-bit input is unknown; "
+                "give pack(..., edges='8bit') a batch of real images as the example"
+            )
         else:
             value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
         scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, channel_codes(values)[1]))  # (P, out)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from anyprec import _native
-from anyprec.bits import INTEGER_WIDTHS, check_bits
+from anyprec.bits import FLOAT, check_bits
 from anyprec.errors import InputError, UnsupportedBits
 
 LAYOUTS = ("NCHW", "NHWC")
@@ -41,11 +41,10 @@ def load(
     prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
     overrides ANYPREC_ISA.
     """
-    if max_bits is not None and check_bits(max_bits) not in (*INTEGER_WIDTHS, 32):
-        raise UnsupportedBits(f"max_bits={max_bits!r}; choose 1..8, or leave it out")
-    if memory_budget is not None and memory_budget < 1:
+    max_bits = check_bits(max_bits) if max_bits is not None else 0
+    if memory_budget is not None and (not isinstance(memory_budget, int) or memory_budget < 1):
         raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
-    native = _native.Model.open(os.fspath(path), max_bits or 0, verify, memory_budget or 0, isa or "")
+    native = _native.Model.open(os.fsdecode(path), max_bits, verify, memory_budget or 0, isa or "")
     return PackedModel(native, threads=threads, layout=layout)
 
 
@@ -54,6 +53,9 @@ class PackedModel:
         self._native = native
         self._chosen: str | None = None  # a profile's name, once the user has chosen one
         self._find_profiles()
+        if not self._open:
+            least = min((p for p in native.profiles()), key=lambda p: p.bytes)
+            raise UnsupportedBits(f"max_bits leaves no profile of this file; the narrowest, {least.name}, needs more planes")
         self.threads = threads
         self.layout = _check_layout(layout)
 
@@ -126,6 +128,8 @@ class PackedModel:
             )
         near = get_close_matches(name, self._numbers, 1)
         hint = f"; did you mean {near[0]!r}?" if near and not name.isdigit() else ""
+        if name == str(FLOAT):
+            hint = "; pack it with --float (keep_float=True) to have 32"
         raise UnsupportedBits(f"bits={bits!r} is not in this model file, which has {have}{hint}")
 
     # --- Running -----------------------------------------------------------------------------------------------
