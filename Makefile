@@ -79,7 +79,7 @@ build/native/fuzz_reader: $(READY) $(wildcard native/fuzz/* native/tests/*)
 
 native-test: build/native/fuzz_reader
 	build/native/test_reader
-	build/native/fuzz_reader build/native/corpus
+	build/native/fuzz_reader build/native/corpus tests/format/corpus
 
 sanitize: $(READY)
 	$(NATIVE) -B build/sanitize -DANYPREC_TESTS=ON -DANYPREC_SANITIZE=ON
@@ -89,7 +89,7 @@ sanitize: $(READY)
 
 fuzz: build/native/fuzz_reader
 	mkdir -p build/native/found
-	build/native/fuzz_reader --minutes $(MINUTES) --keep build/native/found build/native/corpus
+	build/native/fuzz_reader --minutes $(MINUTES) --keep build/native/found build/native/corpus tests/format/corpus
 	$(BIN)/python tests/format/fuzz_reader.py --minutes $(MINUTES) --keep build/fuzz-findings
 
 clean:

@@ -59,7 +59,10 @@ def main() -> None:
             if exact is not None:
                 anyprec.set_bits(exact, bits)
                 truth = torch_top1(exact, x.double())
-                row |= {"engine = double %": 100 * (ours == truth).mean(), "torch = double %": 100 * (theirs == truth).mean()}
+                row |= {
+                    "engine = double %": 100 * (ours == truth).mean(),
+                    "torch = double %": 100 * (theirs == truth).mean(),
+                }
             rows.append(row)
             print({k: round(float(v), 2) for k, v in row.items()}, flush=True)
     target = Path(__file__).parent / "results" / "agreement.csv"

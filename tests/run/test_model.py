@@ -276,6 +276,13 @@ def test_max_bits_reads_less(net):
     assert load(net.path, max_bits=32).widths == (*INTEGER_WIDTHS, 32)
 
 
+def test_max_bits_below_the_narrowest_width(tmp_path):
+    write(resnet20_graph(width=0.25, widths=(4, 8)), tmp_path / "net.apm")
+    assert load(tmp_path / "net.apm", max_bits=5).widths == (4,)
+    with fails(errors.UnsupportedBits, "max_bits leaves no profile of this file; the narrowest, 4, needs more planes"):
+        load(tmp_path / "net.apm", max_bits=2)
+
+
 # --- Files that end early -------------------------------------------------------------------------------------------
 
 
@@ -414,6 +421,12 @@ def test_calls_that_go_wrong(call, net, model):
 LOADS = {
     "max_bits": ({"max_bits": 9}, errors.UnsupportedBits, "bits=9 is not a bit-width"),
     "memory_budget": ({"memory_budget": 0}, errors.InputError, "memory_budget=0 is not a number of bytes; give at"),
+    "memory_budget as a float": (
+        {"memory_budget": 1e9},
+        errors.InputError,
+        "memory_budget=1000000000.0 is not a number",
+    ),
+    "memory_budget as a word": ({"memory_budget": "1G"}, errors.InputError, "memory_budget='1G' is not a number"),
     "layout": ({"layout": "nchw"}, errors.InputError, "layout='nchw' is not known"),
     "threads": ({"threads": -1}, errors.InputError, "threads=-1 is not a number of threads"),
     "isa": ({"isa": "sse9"}, errors.UnsupportedIsa, ".*sse9 is no instruction set"),

@@ -55,7 +55,9 @@ class PackedModel:
         self._find_profiles()
         if not self._open:
             least = min((p for p in native.profiles()), key=lambda p: p.bytes)
-            raise UnsupportedBits(f"max_bits leaves no profile of this file; the narrowest, {least.name}, needs more planes")
+            raise UnsupportedBits(
+                f"max_bits leaves no profile of this file; the narrowest, {least.name}, needs more planes"
+            )
         self.threads = threads
         self.layout = _check_layout(layout)
 
@@ -151,7 +153,9 @@ class PackedModel:
         layout = self.layout if layout is None else _check_layout(layout)
         single = np.ndim(x) == 3
         x = self._array(x, layout)
-        arrays = self._native.run(x, number, _check_threads(self.threads if threads is None else threads), layout == "NCHW")
+        arrays = self._native.run(
+            x, number, _check_threads(self.threads if threads is None else threads), layout == "NCHW"
+        )
         outputs = tuple(_shaped(y, layout, single) for y in arrays)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -210,7 +214,7 @@ class PackedModel:
     def steps(
         self, x: np.ndarray, bits: Bits | None = None, *, layout: str | None = None, repeat: int = 10
     ) -> list[_native.StepInfo]:
-        """Every step of a run with its kernel, what is fused into it, its products and its median time on one thread."""
+        """Every step of a run: its kernel, what is fused into it, its products, its median time on one thread."""
         number = self._numbers[self.profile if bits is None else self._find(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         return self._native.steps(self._array(x, layout), number, max(1, int(repeat)), layout == "NCHW")
