@@ -41,7 +41,9 @@ const std::vector<Level> &levels() {
         {"scalar", {}, true},
         {"neon", {"neon"}, false}, // known, not built yet: 64-bit ARM runs the scalar kernels
         {"avx2", {"avx2", "fma"}, ANYPREC_X86 != 0},
-        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}, ANYPREC_X86 != 0},
+        {"avx512",
+         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"},
+         ANYPREC_X86 != 0},
     };
     return table;
 }

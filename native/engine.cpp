@@ -105,11 +105,10 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
             return it->second;
         }
     const auto [profile, n, h, w] = key;
-    auto plan = std::make_shared<const Plan>(
-        make_plan(graph(), profile, n, h, w, *kernels,
-                  [this](int weight, int bits, const TileKernel *kernel, int groups) {
-                      return panel(weight, bits, kernel, groups);
-                  }));
+    auto plan = std::make_shared<const Plan>(make_plan(
+        graph(), profile, n, h, w, *kernels, [this](int weight, int bits, const TileKernel *kernel, int groups) {
+            return panel(weight, bits, kernel, groups);
+        }));
     file->drop_pages(); // the planes are in the panels now
     plans.emplace_front(key, plan);
     keep_to_budget();
@@ -196,14 +195,30 @@ std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &o
     return std::shared_ptr<Model>(new Model(std::move(impl)));
 }
 
-const std::string &Model::name() const { return impl_->graph().name; }
-const std::string &Model::isa() const { return impl_->isa; }
-std::vector<std::string> Model::labels() const { return impl_->graph().labels; }
-int Model::input_height() const { return impl_->graph().input_h; }
-int Model::input_width() const { return impl_->graph().input_w; }
-int Model::input_channels() const { return impl_->graph().input_c; }
-bool Model::takes_bytes() const { return !impl_->byte_values.empty(); }
-size_t Model::file_bytes() const { return impl_->file->file_bytes(); }
+const std::string &Model::name() const {
+    return impl_->graph().name;
+}
+const std::string &Model::isa() const {
+    return impl_->isa;
+}
+std::vector<std::string> Model::labels() const {
+    return impl_->graph().labels;
+}
+int Model::input_height() const {
+    return impl_->graph().input_h;
+}
+int Model::input_width() const {
+    return impl_->graph().input_w;
+}
+int Model::input_channels() const {
+    return impl_->graph().input_c;
+}
+bool Model::takes_bytes() const {
+    return !impl_->byte_values.empty();
+}
+size_t Model::file_bytes() const {
+    return impl_->file->file_bytes();
+}
 
 std::vector<ProfileInfo> Model::profiles() const {
     std::lock_guard<std::mutex> lock(impl_->mutex);
@@ -281,7 +296,7 @@ void Model::run(const Images &images, int profile, int threads, float *const *ou
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat) {
-    static const char *const kinds[] = {"prepare", "conv",   "finish",  "dequantize", "concat", "max_pool",
+    static const char *const kinds[] = {"prepare",  "conv",   "finish",  "dequantize", "concat", "max_pool",
                                         "avg_pool", "resize", "softmax", "flatten",    "pad"};
     impl_->check_images(images);
     std::shared_ptr<const Plan> plan;

@@ -40,8 +40,8 @@ struct ProfileInfo {
 
 // One step of a run: an op, with those that were fused into it.
 struct StepInfo {
-    std::string op;      // name in the graph
-    std::string work;    // "vpdpbusd, add, quantize", "max_pool", ...
+    std::string op;       // name in the graph
+    std::string work;     // "vpdpbusd, add, quantize", "max_pool", ...
     int64_t products = 0; // multiplications of a convolution
     double seconds = 0;
 };

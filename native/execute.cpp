@@ -2,6 +2,7 @@
 // Everything here works on whole rows of channels; the arithmetic is in the kernels, or portable and exact as
 // FORMAT.md section 3 has it. Allocates nothing.
 #include "plan.h"
+#include "winograd.h"
 
 #include <algorithm>
 #include <chrono>
@@ -35,7 +36,6 @@ struct Run {
     void windows(const ConvStep &c) const;
     void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const;
     void depth_tiles(const ConvStep &c, int n, int first, int end) const;
-    Epilogue at(const ConvStep &c, int n, int row, int channel) const;
     void finish(const Step &s) const;
     void dequantize(const Step &s) const;
     void concat(const Step &s) const;
@@ -69,12 +69,52 @@ void Run::prepare(const PrepareStep &p) const {
     });
 }
 
+// Plain loops that the compiler turns into vectors, if asked to.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ANYPREC_VECTORISE __attribute__((optimize("O3")))
+#else
+#define ANYPREC_VECTORISE
+#endif
+
+ANYPREC_VECTORISE void add_sums(const int32_t *__restrict from, int count, int32_t *__restrict to) {
+    for (int i = 0; i < count; ++i)
+        to[i] += from[i];
+}
+
+// Stride 1 and one group: neighbours have neighbouring windows, so a whole line adds a tap at a time. Pixels first ..
+// end.
+void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, int32_t *out) {
+    const Op &op = *c.op;
+    while (first < end) {
+        const int y = first / c.out_width, left = first % c.out_width;
+        const int right = std::min(c.out_width, left + end - first);
+        std::fill(out + first, out + first + right - left, 0);
+        for (int i = 0; i < op.kernel[0]; ++i) {
+            const int iy = y - op.pad[0] + i * op.dilation[0];
+            if (iy < 0 || iy >= c.in_height)
+                continue;
+            for (int j = 0; j < op.kernel[1]; ++j) {
+                const int shift = j * op.dilation[1] - op.pad[1]; // from an output's x to its tap's
+                const int from = std::max(left, -shift), to = std::min(right, c.in_width - shift);
+                if (from < to)
+                    add_sums(sums + static_cast<ptrdiff_t>(iy) * c.in_width + from + shift, to - from,
+                             out + first + from - left);
+            }
+        }
+        first += right - left;
+    }
+}
+
 // Sum of the input codes under every output pixel: [image][group][pixel].
 void Run::windows(const ConvStep &c) const {
     const int32_t *taps = c.taps_of->data();
+    const bool lines = c.groups == 1 && c.op->stride[0] == 1 && c.op->stride[1] == 1;
     over_pixels(c.out_pixels, [&](int n, int first, int end) {
         const int32_t *sums = reinterpret_cast<const int32_t *>(image(c.sums, n)); // pixel 0 is the row of zeros
-        int32_t *out = reinterpret_cast<int32_t *>(arena + c.windows) + static_cast<size_t>(n) * c.groups * c.out_pixels;
+        int32_t *out =
+            reinterpret_cast<int32_t *>(arena + c.windows) + static_cast<size_t>(n) * c.groups * c.out_pixels;
+        if (lines)
+            return line_windows(c, sums + 1, first, end, out);
         for (int g = 0; g < c.groups; ++g)
             for (int p = first; p < end; ++p) {
                 int32_t sum = 0;
@@ -85,7 +125,10 @@ void Run::windows(const ConvStep &c) const {
     });
 }
 
-Epilogue Run::at(const ConvStep &c, int n, int row, int channel) const {
+} // namespace
+
+Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel) {
+    const auto pixels = [&](const Place &p) { return arena + p.offset + p.image * static_cast<size_t>(n) + p.pixel; };
     Epilogue e = c.epilogue;
     const size_t first = static_cast<size_t>(row), stride = static_cast<size_t>(c.out_channels);
     const auto shifted = [channel](auto *pointer) { return pointer ? pointer + channel : pointer; };
@@ -99,27 +142,15 @@ Epilogue Run::at(const ConvStep &c, int n, int row, int channel) const {
     }
     e.residual_stride = e.out_stride = e.codes_stride = stride;
     if (c.has_residual)
-        e.residual = reinterpret_cast<const float *>(pixels(c.residual, n)) + first * stride + channel;
+        e.residual = reinterpret_cast<const float *>(pixels(c.residual)) + first * stride + channel;
     if (c.has_out)
-        e.out = reinterpret_cast<float *>(pixels(c.out, n)) + first * stride + channel;
+        e.out = reinterpret_cast<float *>(pixels(c.out)) + first * stride + channel;
     if (c.has_codes)
-        e.codes = pixels(c.codes, n) + first * stride + channel;
+        e.codes = pixels(c.codes) + first * stride + channel;
     return e;
 }
 
-// To the rows of the next tile.
-void advance(Epilogue &e, int rows) {
-    const size_t count = static_cast<size_t>(rows);
-    const auto move = [count](auto *&pointer, size_t stride) {
-        if (pointer)
-            pointer += count * stride;
-    };
-    move(e.window, 1);
-    move(e.constant_rows, 1);
-    move(e.residual, e.residual_stride);
-    move(e.out, e.out_stride);
-    move(e.codes, e.codes_stride);
-}
+namespace {
 
 // `fetch` asks for the panel that follows this block's to be brought near, a part with each tile.
 void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const {
@@ -139,7 +170,7 @@ void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int fir
     const int channel = group * c.group_out + block.first;
     const int32_t *windows = reinterpret_cast<const int32_t *>(arena + c.windows) +
                              (static_cast<size_t>(n) * c.groups + group) * c.out_pixels;
-    tile.epilogue = at(c, n, offsets.first_row[static_cast<size_t>(first)], channel);
+    tile.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], channel);
     if (c.sums.pixel)
         tile.epilogue.window = windows + offsets.first_row[static_cast<size_t>(first)];
     for (int t = first; t < end; ++t) {
@@ -162,7 +193,7 @@ void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
     d.taps = c.taps;
     d.channels = c.out_channels;
     d.weights = c.panel->data;
-    d.epilogue = at(c, n, offsets.first_row[static_cast<size_t>(first)], 0);
+    d.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], 0);
     for (int t = first; t < end; ++t) {
         const int row = offsets.first_row[static_cast<size_t>(t)];
         d.pixels = offsets.first_row[static_cast<size_t>(t) + 1] - row;
@@ -175,6 +206,8 @@ void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
 void Run::conv(const ConvStep &c) const {
     if (c.sums.pixel)
         windows(c);
+    if (c.winograd)
+        return run_winograd(c, plan.images, arena, threads);
     // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
     // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
     const size_t panel = c.panel->bytes;
@@ -190,8 +223,8 @@ void Run::conv(const ConvStep &c) const {
         if (c.depthwise)
             depth_tiles(c, n, first, end);
         else
-            tiles(c, n, b / static_cast<int>(c.blocks.size()), c.blocks[static_cast<size_t>(b) % c.blocks.size()], first,
-                  end, chunk == 0 && panel > (size_t(64) << 10));
+            tiles(c, n, b / static_cast<int>(c.blocks.size()), c.blocks[static_cast<size_t>(b) % c.blocks.size()],
+                  first, end, chunk == 0 && panel > (size_t(64) << 10));
     });
 }
 
@@ -265,7 +298,8 @@ void Run::max_pool(const Step &s) const {
                     else if (s.codes)
                         kernels.maximum_codes(best, tap, s.shape.c);
                     else
-                        kernels.maximum(reinterpret_cast<float *>(best), reinterpret_cast<const float *>(tap), s.shape.c);
+                        kernels.maximum(reinterpret_cast<float *>(best), reinterpret_cast<const float *>(tap),
+                                        s.shape.c);
                     fresh = false;
                 }
         }
@@ -299,10 +333,10 @@ void Run::avg_pool(const Step &s) const {
             std::fill_n(sum, s.shape.c, 0.0f);
             for (int y = h.first; y < h.end; ++y)
                 for (int x = w.first; x < w.end; ++x)
-                    kernels.accumulate(
-                        sum,
-                        reinterpret_cast<const float *>(pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w + x)),
-                        s.shape.c);
+                    kernels.accumulate(sum,
+                                       reinterpret_cast<const float *>(
+                                           pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w + x)),
+                                       s.shape.c);
             const float count = static_cast<float>(static_cast<int64_t>(h.count) * w.count);
             for (int c = 0; c < s.shape.c; ++c)
                 sum[c] /= count;
@@ -374,7 +408,8 @@ void Run::softmax(const Step &s) const {
     const int channels = s.shape.c;
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
-            const float *x = reinterpret_cast<const float *>(pixels(s.inputs[0], n)) + static_cast<size_t>(p) * channels;
+            const float *x =
+                reinterpret_cast<const float *>(pixels(s.inputs[0], n)) + static_cast<size_t>(p) * channels;
             float *y = reinterpret_cast<float *>(pixels(s.out, n)) + static_cast<size_t>(p) * channels;
             float top = x[0];
             for (int c = 1; c < channels; ++c)
@@ -431,7 +466,8 @@ void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads 
         const Clock::time_point start = seconds ? Clock::now() : Clock::time_point();
         for (size_t i = 0; i < s.zero_rows.size(); i += 3)
             for (int n = 0; n < plan.images; ++n)
-                std::memset(arena + s.zero_rows[i] + s.zero_rows[i + 1] * static_cast<size_t>(n), 0, s.zero_rows[i + 2]);
+                std::memset(arena + s.zero_rows[i] + s.zero_rows[i + 1] * static_cast<size_t>(n), 0,
+                            s.zero_rows[i + 2]);
         switch (s.kind) {
         case Step::Kind::prepare:
             run.prepare(*s.prepare);

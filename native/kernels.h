@@ -14,7 +14,9 @@ namespace anyprec {
 // What happens to an accumulator on its way to memory, in this order. Pointers stand at the tile's first row and the
 // block's first channel; row r is r strides further (strides count elements).
 struct Epilogue {
-    // Integers first, modulo 2^32: acc 2^doublings + window_factor * window[row] + constants[constant_rows[row] + channel]
+    int32_t *raw = nullptr; // the sums as they are, [rows][width of the block], and nothing else: tiles of a Winograd
+    // Integers first, modulo 2^32: acc 2^doublings + window_factor * window[row] + constants[constant_rows[row] +
+    // channel]
     int doublings = 0;
     const int32_t *window = nullptr; // sum of the input codes under each row
     int window_factor = 0;
@@ -35,6 +37,20 @@ struct Epilogue {
     float levels = 0;
 };
 
+// To the rows of the next tile.
+inline void advance(Epilogue &e, int rows) {
+    const size_t count = static_cast<size_t>(rows);
+    const auto move = [count](auto *&pointer, size_t stride) {
+        if (pointer)
+            pointer += count * stride;
+    };
+    move(e.window, 1);
+    move(e.constant_rows, 1);
+    move(e.residual, e.residual_stride);
+    move(e.out, e.out_stride);
+    move(e.codes, e.codes_stride);
+}
+
 struct Tile {
     const uint8_t *base;    // the image's prepared input, at the group's first channel
     const int32_t *offsets; // [taps][rows] bytes from base
@@ -47,7 +63,8 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile &);
 
-// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, or table offsets for a group of channels.
+// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, or table offsets for a group of
+// channels.
 enum class Input : uint8_t { codes, wide, floats, lookup };
 // What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
 // planes) the upper and the lower bits of a group in neighbouring bytes.
@@ -59,16 +76,17 @@ struct TileKernel {
     const char *name;
     Input input;
     Coding coding;
-    int group;            // input channels per step
-    int lanes;            // output channels per vector
-    int max_weight_bits;  // 0: floats
+    int group;           // input channels per step
+    int lanes;           // output channels per vector
+    int max_weight_bits; // 0: floats
     int max_act_bits;
-    int64_t max_k;        // longest sum it can hold
-    bool window;          // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
-    int shifts;           // blocks are 1, 2, .. 2^shifts vectors wide
-    int rows[4];          // most rows of a tile, by log2 of the vectors
+    int64_t max_k;                // longest sum it can hold
+    bool window;                  // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
+    int shifts;                   // blocks are 1, 2, .. 2^shifts vectors wide
+    int rows[4];                  // most rows of a tile, by log2 of the vectors
     const TileFunction *tiles[4]; // [log2 vectors][rows - 1]
-    int rate = 1; // products per cycle with full vectors, as measured; plan.cpp weighs kernels by it
+    int rate = 1;                 // products per cycle with full vectors, as measured; plan.cpp weighs kernels by it
+    bool winograd = false;        // its panel holds transformed weights, 16 positions in place of 9 taps
 };
 
 // Bytes a step reads of one input pixel, and of one vector of the panel.
@@ -109,6 +127,36 @@ struct DepthRow {
     Epilogue epilogue;
 };
 
+// Winograd's F(2x2, 3x3) in integers, for 3x3 convolutions of stride 1: 16 products per channel make the four outputs
+// of a 2x2 patch, where the plain way takes 36. An input patch d of 4x4 codes becomes V = B'dB, the weights U =
+// (2G)g(2G)', the sums M over channels of UV (position by position) the outputs A'MA / 4, which divides exactly. Sums
+// may wrap: all is right modulo 2^32 as long as four times the result fits.
+struct WinogradInput {         // a run of patches beside each other, all channels -> V
+    const uint8_t *base;       // the image's codes
+    const int32_t *offsets[4]; // a line of 2 patches + 2 pixels each: bytes from base
+    int patches, channels;
+    uint8_t *out;         // V of the first patch: [position][patch][row bytes]
+    size_t row, position; // bytes from patch to patch, from position to position
+};
+struct WinogradOutput {  // M of a run of patches, one block of channels -> what Epilogue says, two lines of pixels
+    const int32_t *sums; // [position][patch][width]
+    size_t position;     // sums from one position to the next
+    int patches, width, channels;
+    const int32_t *bias; // of the 4 outputs, taken off before the division; nullptr: none
+    size_t bias_stride;
+    Epilogue lines[2];
+    int pixels[2]; // of each line that exist
+};
+struct Winograd {
+    TileKernel tile;  // for the 16 products
+    int bias;         // on every V but that of position 5, so that none is negative; 0 where V is signed
+    size_t element;   // bytes of a V
+    int lanes;        // input channels are transformed so many at a time
+    double transform; // cycles per patch and channel of input and output, as measured: all but the products
+    void (*input)(const WinogradInput &);
+    void (*output)(const WinogradOutput &);
+};
+
 struct Kernels {
     const char *isa;
     const TileKernel *const *integer; // the best first, ends with nullptr; the last takes everything
@@ -121,10 +169,11 @@ struct Kernels {
     void (*lookup_offsets)(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
     int32_t (*sum)(const uint8_t *codes, int count);
-    void (*maximum)(float *best, const float *x, int count);         // best = x > best ? x : best
+    void (*maximum)(float *best, const float *x, int count); // best = x > best ? x : best
     void (*maximum_codes)(uint8_t *best, const uint8_t *x, int count);
-    void (*accumulate)(float *sum, const float *x, int count);       // sum += x
+    void (*accumulate)(float *sum, const float *x, int count);                        // sum += x
     void (*mix)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
+    const Winograd *const *winograd = nullptr; // the best first, ends with nullptr; may be missing altogether
 };
 
 const Kernels *kernels_scalar();

@@ -104,6 +104,33 @@ inline void prefetch_far(const uint8_t *p) {
 
 #include "finish.inl"
 
+// Winograd: V as 16 bit integers, or as bytes.
+struct WideForm {
+    static constexpr int kLanes = 16, kBias = 0;
+    static I load(const uint8_t *p) {
+        return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static I add(I a, I b) { return _mm256_add_epi16(a, b); }
+    static I sub(I a, I b) { return _mm256_sub_epi16(a, b); }
+    static I biased(I a) { return a; }
+};
+struct ByteForm { // of 4 bit codes: 0 .. 60
+    static constexpr int kLanes = 32, kBias = 30;
+    static I load(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const I *>(p)); }
+    static I add(I a, I b) { return _mm256_add_epi8(a, b); }
+    static I sub(I a, I b) { return _mm256_sub_epi8(a, b); }
+    static I biased(I a) { return _mm256_add_epi8(a, _mm256_set1_epi8(kBias)); }
+};
+constexpr int kWidest = 16;
+inline I sub(I a, I b) {
+    return _mm256_sub_epi32(a, b);
+}
+inline I quarter(I a) {
+    return _mm256_srai_epi32(a, 2);
+}
+
+#include "winograd.inl"
+
 // 16 offsets at once; see lookup_offsets in rows.inl for what they are. The last 16 may overlap those before them.
 void lookup_offsets_ymm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
     if (steps < 16 || entry != 16)
@@ -172,13 +199,15 @@ template <int R, int V> void dot_wide(const Tile &t) {
             }
         }
     }
-    alignas(32) int32_t sums[R][W * V];
+    alignas(32) int32_t sums[R * W * V];
+    int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            store(sums[r] + W * v, acc[r][v]);
-    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+            store(to + W * (r * V + v), acc[r][v]);
+    if (to == sums)
+        finish_tile(t.epilogue, sums, W * V, R, t.channels);
 }
 
 // --- 7 to 3 bit: vpmaddubsw, four channels a step --------------------------------------------------------------------
@@ -249,6 +278,54 @@ template <int R, int V, int Hold> void dot_narrow(const Tile &t) {
     }
     flush();
     finish_tile(t.epilogue, total[0], W * V, R, t.channels);
+}
+
+// For Winograd at 4 bit: U of up to 72 and V of up to 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
+// then widened at once.
+template <int R, int V> void dot_three(const Tile &t) {
+    const I ones = _mm256_set1_epi16(1);
+    I acc[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            acc[r][v] = _mm256_setzero_si256();
+    const uint8_t *panel = t.panel, *ahead = t.ahead, *in[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+        in[r] = t.base + t.offsets[r];
+    int s = 0;
+    for (; s + 3 <= t.steps; s += 3, panel += 96 * V, ahead += 192) {
+#pragma GCC unroll 3
+        for (int i = 0; i < 3; ++i)
+            prefetch_far(ahead + 64 * i);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
+                    x2 = broadcast4(in[r] + 4 * s + 8);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                const I first = _mm256_maddubs_epi16(x0, load(panel + 32 * v));
+                const I second = _mm256_maddubs_epi16(x1, load(panel + 32 * (V + v)));
+                const I third = _mm256_maddubs_epi16(x2, load(panel + 32 * (2 * V + v)));
+                const I sum = _mm256_add_epi16(_mm256_add_epi16(first, second), third);
+                acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sum, ones));
+            }
+        }
+    }
+    for (; s < t.steps; ++s, panel += 32 * V)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const I x = broadcast4(in[r] + 4 * s);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                acc[r][v] = add(acc[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(x, load(panel + 32 * v)), ones));
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            store(t.epilogue.raw + W * (r * V + v), acc[r][v]);
 }
 
 // --- Float: one fma a product, in the order of K ---------------------------------------------------------------------
@@ -391,6 +468,7 @@ constexpr TileFunction dot5_1[] = ROWS8(dot5, 1), dot5_2[] = ROWS6(dot5, 2);
 constexpr TileFunction dot6_1[] = ROWS8(dot6, 1), dot6_2[] = ROWS6(dot6, 2);
 constexpr TileFunction dot7_1[] = ROWS8(dot7, 1), dot7_2[] = ROWS6(dot7, 2);
 constexpr TileFunction wide1[] = ROWS8(dot_wide, 1), wide2[] = ROWS6(dot_wide, 2);
+constexpr TileFunction three1[] = ROWS8(dot_three, 1), three2[] = ROWS6(dot_three, 2);
 constexpr TileFunction float1[] = ROWS8(multiply, 1), float2[] = ROWS6(multiply, 2);
 
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
@@ -516,8 +594,50 @@ constexpr TileKernel float_fma = {"fma",
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit, &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_8bit, nullptr};
 
+constexpr Winograd winograd_4bit = {{"winograd vpmaddubsw",
+                                     Input::codes,
+                                     Coding::offset8,
+                                     4,
+                                     8,
+                                     4,
+                                     4,
+                                     kNoLimit,
+                                     true,
+                                     1,
+                                     {8, 6, 0, 0},
+                                     {three1, three2, nullptr, nullptr},
+                                     37,
+                                     true},
+                                    ByteForm::kBias,
+                                    1,
+                                    ByteForm::kLanes,
+                                    8.6,
+                                    winograd_input<ByteForm>,
+                                    winograd_output};
+constexpr Winograd winograd_8bit = {{"winograd vpmaddwd",
+                                     Input::codes,
+                                     Coding::centred16,
+                                     2,
+                                     8,
+                                     8,
+                                     8,
+                                     kNoLimit,
+                                     false,
+                                     1,
+                                     {8, 6, 0, 0},
+                                     {wide1, wide2, nullptr, nullptr},
+                                     23,
+                                     true},
+                                    WideForm::kBias,
+                                    2,
+                                    WideForm::kLanes,
+                                    11,
+                                    winograd_input<WideForm>,
+                                    winograd_output};
+constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
+
 constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,
-                           widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix};
+                           widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 

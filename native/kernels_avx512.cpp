@@ -1,7 +1,7 @@
 // AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later). The only flags: -mavx512{f,bw,vl,dq,vnni,vbmi} -mfma -O2.
-// 8 and 4 bit: vpdpbusd, exact, 64 products an instruction. 2 and 1 bit: vpermb as a look-up of 64 entries: the table is
-// chosen by the activations (three of 2 bit, or six of 1 bit: 64 possible tables, 4 KB of constants), the index is the
-// weights, so one instruction does 192 or 384 products.
+// 8 and 4 bit: vpdpbusd, exact, 64 products an instruction. 2 and 1 bit: vpermb as a look-up of 64 entries: the table
+// is chosen by the activations (three of 2 bit, or six of 1 bit: 64 possible tables, 4 KB of constants), the index is
+// the weights, so one instruction does 192 or 384 products.
 #include "kernels.h"
 
 #include <immintrin.h>
@@ -15,9 +15,15 @@ constexpr int W = 16;
 using F = __m512;
 using I = __m512i;
 
-inline __mmask16 first(int n) { return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
-inline F load(const float *p, int n) { return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(first(n), p); }
-inline I load(const int32_t *p, int n) { return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(first(n), p); }
+inline __mmask16 first(int n) {
+    return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
+}
+inline F load(const float *p, int n) {
+    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(first(n), p);
+}
+inline I load(const int32_t *p, int n) {
+    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(first(n), p);
+}
 inline I load_codes(const uint8_t *p, int n) {
     return _mm512_cvtepu8_epi32(n >= W ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))
                                        : _mm_maskz_loadu_epi8(first(n), p));
@@ -35,27 +41,72 @@ inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     else
         _mm_mask_storeu_epi8(p, first(n), codes);
 }
-inline F set1(float x) { return _mm512_set1_ps(x); }
-inline I set1(int32_t x) { return _mm512_set1_epi32(x); }
-inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-inline F add(F a, F b) { return _mm512_add_ps(a, b); }
-inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
-inline F larger(F a, F b) { return _mm512_max_ps(a, b); }  // a > b ? a : b, NaN gives b
-inline F smaller(F a, F b) { return _mm512_min_ps(a, b); } // a < b ? a : b
-inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+inline F set1(float x) {
+    return _mm512_set1_ps(x);
+}
+inline I set1(int32_t x) {
+    return _mm512_set1_epi32(x);
+}
+inline F fma(F a, F b, F c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+inline F add(F a, F b) {
+    return _mm512_add_ps(a, b);
+}
+inline I add(I a, I b) {
+    return _mm512_add_epi32(a, b);
+}
+inline F larger(F a, F b) {
+    return _mm512_max_ps(a, b);
+} // a > b ? a : b, NaN gives b
+inline F smaller(F a, F b) {
+    return _mm512_min_ps(a, b);
+} // a < b ? a : b
+inline F to_float(I a) {
+    return _mm512_cvtepi32_ps(a);
+}
 // Both factors fit 16 bit and a is not negative: its upper half is 0, so one vpmaddwd is a 32 bit product.
-inline I multiply_add(I a, I b, I c) { return _mm512_add_epi32(_mm512_madd_epi16(a, b), c); }
+inline I multiply_add(I a, I b, I c) {
+    return _mm512_add_epi32(_mm512_madd_epi16(a, b), c);
+}
 
-inline I load_sum(const int32_t *p) { return _mm512_load_si512(p); }
+inline I load_sum(const int32_t *p) {
+    return _mm512_load_si512(p);
+}
 inline I load_sum(const uint16_t *p) {
     return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)));
 }
-inline void prefetch(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0); }
-inline void prefetch_far(const void *p) { _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1); }
+inline void prefetch(const void *p) {
+    _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0);
+}
+inline void prefetch_far(const void *p) {
+    _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
+}
 
 #include "rows.inl"
 
 #include "finish.inl"
+
+// Winograd: V as bytes. Of 5 bit codes it lies in -62 .. 62, or 0 .. 124 at position 5.
+struct ByteForm {
+    static constexpr int kLanes = 64, kBias = 62;
+    static I load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static I add(I a, I b) { return _mm512_add_epi8(a, b); }
+    static I sub(I a, I b) { return _mm512_sub_epi8(a, b); }
+    static I biased(I a) { return _mm512_add_epi8(a, _mm512_set1_epi8(kBias)); }
+};
+constexpr int kWidest = 64;
+inline void store(void *p, I v) {
+    _mm512_store_si512(p, v);
+}
+inline I sub(I a, I b) {
+    return _mm512_sub_epi32(a, b);
+}
+inline I quarter(I a) {
+    return _mm512_srai_epi32(a, 2);
+}
+
+#include "winograd.inl"
 
 // One pixel at a time, 32 offsets at once; see lookup_offsets in rows.inl for what they are.
 void lookup_offsets_zmm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
@@ -121,13 +172,15 @@ template <int R, int V> void dot(const Tile &t) {
             }
         }
     }
-    alignas(64) int32_t sums[R][W * V];
+    alignas(64) int32_t sums[R * W * V];
+    int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            _mm512_store_si512(sums[r] + W * v, acc[r][v]);
-    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+            _mm512_store_si512(to + W * (r * V + v), acc[r][v]);
+    if (to == sums)
+        finish_tile(t.epilogue, sums, W * V, R, t.channels);
 }
 
 // --- Float: one fma a product, in the order of K -------------------------------------------------------------------
@@ -266,23 +319,95 @@ constexpr TileFunction lut1_1[] = ROWS8(look_up1, 1), lut1_2[] = ROWS4(look_up1,
 constexpr TileFunction lut2_1[] = ROWS8(look_up2, 1), lut2_2[] = ROWS4(look_up2, 2);
 
 constexpr int64_t kNoLimit = int64_t(1) << 40;
-constexpr TileKernel lookup_1bit = {"vpermb, 1 bit", Input::lookup, Coding::lookup, 6, 64, 1, 1, 6 * (65535 / 6), true, 1,
-                                    {8, 4, 0, 0}, {lut1_1, lut1_2, nullptr, nullptr}, 215};
-constexpr TileKernel lookup_2bit = {"vpermb, 2 bit", Input::lookup, Coding::lookup, 3, 64, 2, 2, 3 * (65535 / 27), true, 1,
-                                    {8, 4, 0, 0}, {lut2_1, lut2_2, nullptr, nullptr}, 114};
-constexpr TileKernel dot_7bit = {"vpdpbusd", Input::codes, Coding::centred8, 4, 16, 7, 8, kNoLimit, false, 2,
-                                 {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr}, 108};
-constexpr TileKernel dot_8bit = {"vpdpbusd, 8 bit", Input::codes, Coding::offset8, 4, 16, 8, 8, kNoLimit, true, 2,
-                                 {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr}, 107};
-constexpr TileKernel float_fma = {"fma", Input::floats, Coding::floats, 1, 16, 0, 0, kNoLimit, false, 2,
-                                  {8, 8, 6, 0}, {float1, float2, float4, nullptr}};
+constexpr TileKernel lookup_1bit = {"vpermb, 1 bit",
+                                    Input::lookup,
+                                    Coding::lookup,
+                                    6,
+                                    64,
+                                    1,
+                                    1,
+                                    6 * (65535 / 6),
+                                    true,
+                                    1,
+                                    {8, 4, 0, 0},
+                                    {lut1_1, lut1_2, nullptr, nullptr},
+                                    215};
+constexpr TileKernel lookup_2bit = {"vpermb, 2 bit",
+                                    Input::lookup,
+                                    Coding::lookup,
+                                    3,
+                                    64,
+                                    2,
+                                    2,
+                                    3 * (65535 / 27),
+                                    true,
+                                    1,
+                                    {8, 4, 0, 0},
+                                    {lut2_1, lut2_2, nullptr, nullptr},
+                                    114};
+constexpr TileKernel dot_7bit = {"vpdpbusd", Input::codes, Coding::centred8,
+                                 4,          16,           7,
+                                 8,          kNoLimit,     false,
+                                 2,          {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr},
+                                 108};
+constexpr TileKernel dot_8bit = {
+    "vpdpbusd, 8 bit",           Input::codes, Coding::offset8, 4, 16, 8, 8, kNoLimit, true, 2, {8, 8, 6, 0},
+    {dot1, dot2, dot4, nullptr}, 107};
+constexpr TileKernel float_fma = {
+    "fma", Input::floats, Coding::floats, 1, 16,           0,
+    0,     kNoLimit,      false,          2, {8, 8, 6, 0}, {float1, float2, float4, nullptr}};
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
 
-constexpr Kernels table = {"avx512",     integer, &float_fma, depth_codes, depth_floats,  finish_rows, lookup_offsets_zmm,
-                           widen,        sum_zmm, maximum,  maximum_codes, accumulate, mix};
+// Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
+constexpr Winograd winograd_3bit = {{"winograd vpdpbusd, 3 bit",
+                                     Input::codes,
+                                     Coding::centred8,
+                                     4,
+                                     16,
+                                     3,
+                                     5,
+                                     kNoLimit,
+                                     false,
+                                     2,
+                                     {8, 8, 6, 0},
+                                     {dot1, dot2, dot4, nullptr},
+                                     108,
+                                     true},
+                                    ByteForm::kBias,
+                                    1,
+                                    ByteForm::kLanes,
+                                    4.5,
+                                    winograd_input<ByteForm>,
+                                    winograd_output};
+constexpr Winograd winograd_4bit = {{"winograd vpdpbusd, 4 bit",
+                                     Input::codes,
+                                     Coding::offset8,
+                                     4,
+                                     16,
+                                     4,
+                                     5,
+                                     kNoLimit,
+                                     true,
+                                     2,
+                                     {8, 8, 6, 0},
+                                     {dot1, dot2, dot4, nullptr},
+                                     108,
+                                     true},
+                                    ByteForm::kBias,
+                                    1,
+                                    ByteForm::kLanes,
+                                    4.5,
+                                    winograd_input<ByteForm>,
+                                    winograd_output};
+constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
+
+constexpr Kernels table = {"avx512", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_zmm,
+                           widen,    sum_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 
-const Kernels *kernels_avx512() { return &table; }
+const Kernels *kernels_avx512() {
+    return &table;
+}
 
 } // namespace anyprec

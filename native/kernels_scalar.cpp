@@ -10,20 +10,48 @@ constexpr int W = 1;
 using F = float;
 using I = int32_t;
 
-inline F load(const float *p, int) { return *p; }
-inline I load(const int32_t *p, int) { return *p; }
-inline I load_codes(const uint8_t *p, int) { return *p; }
-inline void store(float *p, F v, int) { *p = v; }
-inline void store_codes(uint8_t *p, F v, int) { *p = static_cast<uint8_t>(std::nearbyint(v)); } // half to even
-inline F set1(float x) { return x; }
-inline I set1(int32_t x) { return x; }
-inline F fma(F a, F b, F c) { return std::fma(a, b, c); }
-inline F add(F a, F b) { return a + b; }
-inline I add(I a, I b) { return static_cast<I>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); } // wraps
-inline F larger(F a, F b) { return a > b ? a : b; }
-inline F smaller(F a, F b) { return a < b ? a : b; }
-inline F to_float(I a) { return static_cast<float>(a); }
-inline I multiply_add(I a, I b, I c) { return a * b + c; }
+inline F load(const float *p, int) {
+    return *p;
+}
+inline I load(const int32_t *p, int) {
+    return *p;
+}
+inline I load_codes(const uint8_t *p, int) {
+    return *p;
+}
+inline void store(float *p, F v, int) {
+    *p = v;
+}
+inline void store_codes(uint8_t *p, F v, int) {
+    *p = static_cast<uint8_t>(std::nearbyint(v));
+} // half to even
+inline F set1(float x) {
+    return x;
+}
+inline I set1(int32_t x) {
+    return x;
+}
+inline F fma(F a, F b, F c) {
+    return std::fma(a, b, c);
+}
+inline F add(F a, F b) {
+    return a + b;
+}
+inline I add(I a, I b) {
+    return static_cast<I>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+} // wraps
+inline F larger(F a, F b) {
+    return a > b ? a : b;
+}
+inline F smaller(F a, F b) {
+    return a < b ? a : b;
+}
+inline F to_float(I a) {
+    return static_cast<float>(a);
+}
+inline I multiply_add(I a, I b, I c) {
+    return a * b + c;
+}
 
 #include "rows.inl"
 
@@ -57,17 +85,22 @@ void multiply(const Tile &t) {
 
 constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply};
 constexpr int64_t kNoLimit = int64_t(1) << 40;
-constexpr TileKernel integer_dot = {"scalar", Input::codes, Coding::centred16, 1, kLanes, 8, 8, kNoLimit, false, 0,
-                                    {1, 0, 0, 0}, {dots, nullptr, nullptr, nullptr}};
-constexpr TileKernel float_dot = {"scalar", Input::floats, Coding::floats, 1, kLanes, 0, 0, kNoLimit, false, 0,
-                                  {1, 0, 0, 0}, {multiplies, nullptr, nullptr, nullptr}};
+constexpr TileKernel integer_dot = {"scalar", Input::codes, Coding::centred16,
+                                    1,        kLanes,       8,
+                                    8,        kNoLimit,     false,
+                                    0,        {1, 0, 0, 0}, {dots, nullptr, nullptr, nullptr}};
+constexpr TileKernel float_dot = {
+    "scalar", Input::floats, Coding::floats, 1, kLanes,       0,
+    0,        kNoLimit,      false,          0, {1, 0, 0, 0}, {multiplies, nullptr, nullptr, nullptr}};
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
 constexpr Kernels table = {"scalar", integer,   &float_dot, depth_codes,   depth_floats, finish_rows, lookup_offsets,
-                           widen,    sum_codes, maximum,    maximum_codes, accumulate, mix};
+                           widen,    sum_codes, maximum,    maximum_codes, accumulate,   mix};
 
 } // namespace
 
-const Kernels *kernels_scalar() { return &table; }
+const Kernels *kernels_scalar() {
+    return &table;
+}
 
 } // namespace anyprec

@@ -1,4 +1,5 @@
-// See npy.h. The header is a Python literal such as {'descr': '<f4', 'fortran_order': False, 'shape': (1, 3, 32, 32), }.
+// See npy.h. The header is a Python literal such as {'descr': '<f4', 'fortran_order': False, 'shape': (1, 3, 32, 32),
+// }.
 #include "npy.h"
 
 #include <cstdio>
@@ -91,7 +92,15 @@ void write_npy(const std::string &path, const std::vector<size_t> &shape, const 
     header.append(63 - (10 + header.size()) % 64, ' '); // so that the data starts at a multiple of 64
     header += '\n';
     std::ofstream file(path, std::ios::binary);
-    const char start[10] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<char>(header.size() & 255),
+    const char start[10] = {'\x93',
+                            'N',
+                            'U',
+                            'M',
+                            'P',
+                            'Y',
+                            1,
+                            0,
+                            static_cast<char>(header.size() & 255),
                             static_cast<char>(header.size() >> 8)};
     file.write(start, 10);
     file.write(header.data(), static_cast<std::streamsize>(header.size()));

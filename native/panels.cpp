@@ -24,6 +24,70 @@ int lane_of(const TileKernel &kernel, int c) {
     return c < half ? 2 * c : 2 * (c - half) + 1;
 }
 
+// (2G) g (2G)' of all input channels of one output channel: in codes [9][in], out [16][in]. 2G is 2 0 0, 1 1 1, 1 -1 1,
+// 0 0 2. A weight is factor times its code plus shift; at 8 bit U reaches 9 x 255.
+void transform_weights(const uint8_t *codes, int in, int factor, int shift, int16_t *out) {
+    for (int c = 0; c < in; ++c) {
+        int g[3][3], t[4][3]; // t = 2G g
+        for (int i = 0; i < 9; ++i)
+            g[i / 3][i % 3] = factor * codes[i * in + c] + shift;
+        for (int j = 0; j < 3; ++j) {
+            t[0][j] = 2 * g[0][j];
+            t[1][j] = g[0][j] + g[1][j] + g[2][j];
+            t[2][j] = g[0][j] - g[1][j] + g[2][j];
+            t[3][j] = 2 * g[2][j];
+        }
+        for (int i = 0; i < 4; ++i) {
+            const int u[4] = {2 * t[i][0], t[i][0] + t[i][1] + t[i][2], t[i][0] - t[i][1] + t[i][2], 2 * t[i][2]};
+            for (int j = 0; j < 4; ++j)
+                out[(4 * i + j) * in + c] = static_cast<int16_t>(u[j]);
+        }
+    }
+}
+
+Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
+    const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
+    const int out = weight.shape[0], in = weight.shape[3], group = kernel.group, lanes = kernel.lanes;
+    const int steps = (in + group - 1) / group;
+    const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centred16;
+    const int factor = offset ? 1 : 2, shift = offset ? -(1 << (bits - 1)) : 1 - (1 << bits);
+    const std::vector<Block> blocks = cut_blocks(kernel, out, 16, steps);
+    const size_t vector = vector_bytes(kernel), element = wide ? 2 : 1;
+
+    Panel panel = allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().shift));
+    panel.group_bytes = panel.bytes;
+    panel.bias.resize(4 * static_cast<size_t>(out));
+    std::vector<int16_t> u(16 * static_cast<size_t>(in));
+    for (const Block &block : blocks)
+        for (int c = 0; c < block.channels; ++c) {
+            const int channel = block.first + c;
+            transform_weights(codes.data() + static_cast<size_t>(channel) * 9 * in, in, factor, shift, u.data());
+            const size_t stride = vector << block.shift; // from one step to the next
+            uint8_t *to =
+                panel.data + block.panel + vector * (c / lanes) + static_cast<size_t>(c % lanes) * group * element;
+            int32_t sums[16] = {};
+            for (int position = 0; position < 16; ++position)
+                for (int s = 0; s < steps; ++s, to += stride)
+                    for (int j = 0; j < group && s * group + j < in; ++j) {
+                        const int16_t value = u[static_cast<size_t>(position) * in + s * group + j];
+                        sums[position] += value;
+                        if (wide)
+                            std::memcpy(to + 2 * j, &value, 2);
+                        else
+                            to[j] = static_cast<uint8_t>(value);
+                    }
+            for (int i = 0; i < 2; ++i) // A' sums A: the same steps as for any M
+                for (int j = 0; j < 2; ++j) {
+                    static constexpr int kRows[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
+                    int32_t sum = 0;
+                    for (int position = 0; position < 16; ++position)
+                        sum += position == 5 ? 0 : kRows[i][position / 4] * kRows[j][position % 4] * sums[position];
+                    panel.bias[static_cast<size_t>(2 * i + j) * out + channel] = sum;
+                }
+        }
+    return panel;
+}
+
 } // namespace
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps) {
@@ -73,6 +137,8 @@ std::vector<float> weight_floats(const Weight &weight) {
 }
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
+    if (kernel.winograd)
+        return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
     const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
     const std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
@@ -80,7 +146,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);
-    const size_t group_bytes = blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
+    const size_t group_bytes =
+        blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
     const int centre = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 

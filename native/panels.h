@@ -13,7 +13,7 @@ namespace anyprec {
 
 // A run of output channels that one tile computes: 2^shift vectors, `channels` of them real.
 struct Block {
-    int first;    // channel, within the group
+    int first; // channel, within the group
     int channels;
     int shift;
     size_t panel; // bytes from the group's panel
@@ -26,10 +26,13 @@ struct Panel {
     uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
+    std::vector<int32_t> bias; // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
 };
 
 // The first cache line at or behind p.
-inline uint8_t *at_line(uint8_t *p) { return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64; }
+inline uint8_t *at_line(uint8_t *p) {
+    return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
+}
 
 // Codes of a weight at `bits`, from its planes, (out, kh, kw, in).
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits);

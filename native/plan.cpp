@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -84,6 +85,10 @@ class Builder {
     void zero_row(Step &step, const Place &p);
 
     const TileKernel *choose(const Op &op, int weight_bits, int input_bits) const;
+    const Winograd *choose_winograd(const Op &op, int weight_bits, int input_bits, const Shape &in, const Shape &out,
+                                    const TileKernel &direct) const;
+    std::unique_ptr<WinogradStep> winograd_step(const ConvStep &conv, const Winograd &kernel, const Shape &in,
+                                                const Shape &out) const;
     std::shared_ptr<const std::vector<int32_t>> taps_of(const Op &op, const Shape &in, const Shape &out);
     std::shared_ptr<const Offsets> offsets_of(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel);
     void conv_step(int op);
@@ -166,8 +171,8 @@ const TileKernel *Builder::choose(const Op &op, int weight_bits, int input_bits)
 }
 
 std::shared_ptr<const std::vector<int32_t>> Builder::taps_of(const Op &op, const Shape &in, const Shape &out) {
-    const std::vector<int> key = {op.kernel[0], op.kernel[1], op.stride[0], op.stride[1], op.pad[0], op.pad[1],
-                                  op.dilation[0], op.dilation[1], in.h, in.w, out.h, out.w};
+    const std::vector<int> key = {op.kernel[0],   op.kernel[1],   op.stride[0], op.stride[1], op.pad[0], op.pad[1],
+                                  op.dilation[0], op.dilation[1], in.h,         in.w,         out.h,     out.w};
     auto &entry = taps_cache[key];
     if (!entry) {
         auto taps = std::make_shared<std::vector<int32_t>>();
@@ -188,9 +193,9 @@ std::shared_ptr<const std::vector<int32_t>> Builder::taps_of(const Op &op, const
 
 std::shared_ptr<const Offsets> Builder::offsets_of(const Op &op, const Shape &in, const Shape &out, int rows,
                                                    size_t pixel) {
-    const std::vector<int> key = {op.kernel[0], op.kernel[1], op.stride[0], op.stride[1], op.pad[0],
-                                  op.pad[1],    op.dilation[0], op.dilation[1], in.h, in.w, out.h, out.w,
-                                  rows, static_cast<int>(pixel)};
+    const std::vector<int> key = {
+        op.kernel[0],   op.kernel[1], op.stride[0], op.stride[1], op.pad[0], op.pad[1], op.dilation[0],
+        op.dilation[1], in.h,         in.w,         out.h,        out.w,     rows,      static_cast<int>(pixel)};
     auto &entry = offsets_cache[key];
     if (!entry) {
         const auto taps = taps_of(op, in, out);
@@ -204,13 +209,108 @@ std::shared_ptr<const Offsets> Builder::offsets_of(const Op &op, const Shape &in
             offsets->first_row.push_back(first);
             for (int t = 0; t < count; ++t)
                 for (int r = first; r < end; ++r)
-                    offsets->bytes.push_back(static_cast<int32_t>(
-                        (*taps)[static_cast<size_t>(r) * count + t] * static_cast<int64_t>(pixel)));
+                    offsets->bytes.push_back(static_cast<int32_t>((*taps)[static_cast<size_t>(r) * count + t] *
+                                                                  static_cast<int64_t>(pixel)));
         }
         offsets->first_row.push_back(pixels);
         entry = offsets;
     }
     return entry;
+}
+
+// What a convolution takes, in cycles and per image: products at the kernel's rate, what is done for every pixel (or
+// patch) and channel beside, and panels passing by. Fitted to single layers of ResNet-18 and -50 (`anyprec-run
+// --steps`, 64 channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within a tenth.
+constexpr double kFinish = 0.4;        // an output's end, the plain way
+constexpr double kPassing = 0.12;      // a byte of a panel that comes from beyond the second-level cache
+constexpr double kStaying = 512 << 10; // bytes of a panel that stay there
+constexpr int kRowsAtOnce = 1024;      // the plain way: see Run::conv
+
+// Rows that do not fill one tile count as if they did: 3 rows take as long as 6.
+double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
+    const std::vector<Block> blocks = cut_blocks(kernel, out, 1, 1);
+    int vectors = 0;
+    for (const Block &block : blocks)
+        vectors += 1 << block.shift;
+    const int steps = (in + kernel.group - 1) / kernel.group;
+    return std::max(rows, double(kernel.rows[blocks[0].shift])) * taps * steps * kernel.group * vectors * kernel.lanes /
+           kernel.rate;
+}
+
+double passing_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
+    const double panel = static_cast<double>(vector_bytes(kernel)) / (kernel.lanes * kernel.group) * taps * in * out;
+    return kPassing * passes * std::max(0.0, panel - kStaying);
+}
+
+// Patches of V that stay in the second-level cache beside their panel, if that is small, or keep a large one from
+// passing by too often.
+int patches_at_once(const Winograd &kernel, int in, int out) {
+    const double row = 16.0 * in * static_cast<double>(kernel.element);
+    return row * out <= 256 << 10 ? 32 : std::clamp(static_cast<int>((512 << 10) / row), 16, 64);
+}
+
+// Winograd's transforms where they take less time than `direct`.
+const Winograd *Builder::choose_winograd(const Op &op, int weight_bits, int input_bits, const Shape &in,
+                                         const Shape &out, const TileKernel &direct) const {
+    const bool fits = op.kernel[0] == 3 && op.kernel[1] == 3 && op.stride[0] == 1 && op.stride[1] == 1 &&
+                      op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1;
+    // Four times the largest sum must fit: at 8 bit that is 917 channels.
+    const int64_t largest = int64_t(9) * in.c * ((1 << weight_bits) - 1) * ((1 << input_bits) - 1);
+    if (!fits || !kernels.winograd || 4 * largest >= int64_t(1) << 31)
+        return nullptr;
+    const double pixels = static_cast<double>(out.h) * out.w;
+    const double patches = (static_cast<double>(out.h) + out.h % 2) * (out.w + out.w % 2) / 4;
+    const Winograd *best = nullptr;
+    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kFinish * pixels * out.c +
+                   passing_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
+    for (const Winograd *const *p = kernels.winograd; *p; ++p) {
+        const Winograd &w = **p;
+        if (weight_bits > w.tile.max_weight_bits || input_bits > w.tile.max_act_bits)
+            continue;
+        const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c, out.c)));
+        const double cycles = product_cycles(w.tile, patches, 16, in.c, out.c) +
+                              w.transform * patches * (in.c + out.c) + passing_cycles(w.tile, passes, 16, in.c, out.c);
+        if (cycles < least)
+            best = &w, least = cycles;
+    }
+    return best;
+}
+
+std::unique_ptr<WinogradStep> Builder::winograd_step(const ConvStep &conv, const Winograd &kernel, const Shape &in,
+                                                     const Shape &out) const {
+    const Op &op = *conv.op;
+    auto w = std::make_unique<WinogradStep>();
+    w->kernel = &kernel;
+    w->width = out.w, w->height = out.h;
+    w->across = (out.w + 1) / 2, w->down = (out.h + 1) / 2;
+    const int patches = w->across * w->down;
+    const int most = patches_at_once(kernel, in.c, out.c);
+    w->chunks = (patches + most - 1) / most;
+    w->chunk = (patches + w->chunks - 1) / w->chunks;
+    w->chunks = (patches + w->chunk - 1) / w->chunk; // none is empty
+    for (int y = 0; y < 2 * w->down + 2; ++y)
+        for (int x = 0; x < 2 * w->across + 2; ++x) {
+            const int iy = y - op.pad[0], ix = x - op.pad[1];
+            const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
+            w->grid.push_back(inside ? static_cast<int32_t>((iy * int64_t(in.w) + ix + 1) * conv.input.pixel) : 0);
+        }
+    const size_t lanes = static_cast<size_t>(kernel.lanes), chunk = static_cast<size_t>(w->chunk);
+    w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
+    for (int r = 0; r < kMaxRows; ++r)
+        w->rows[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
+    // A line more, so that the 16 positions of a patch do not fall on the same lines of the cache.
+    w->position = (chunk * w->row + 63) / 64 * 64 + 64;
+    size_t widest = 0;
+    for (const Block &block : conv.blocks)
+        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.shift);
+    w->sums_position = chunk * widest + 16;
+    w->made_bytes = 16 * w->position;
+    w->sums_bytes = (16 * 4 * w->sums_position + 63) / 64 * 64 + 64;
+    w->slots = std::min(kWinogradSlots, w->chunks * plan.images * static_cast<int>(conv.blocks.size()));
+    if (kernel.bias)
+        for (int32_t sum : conv.panel->bias)
+            w->bias.push_back(kernel.bias * sum);
+    return w;
 }
 
 // --- Steps --------------------------------------------------------------------------------------------------------
@@ -353,6 +453,9 @@ void Builder::conv_step(int number) {
     conv->taps = op.kernel[0] * op.kernel[1];
     conv->out_channels = out.c;
     conv->out_pixels = out.h * out.w;
+    conv->out_width = out.w;
+    conv->in_width = in.w;
+    conv->in_height = in.h;
     conv->taps_of = taps_of(op, in, out);
     const int input_bits = conv->integer ? act_bits(op_of(value).quantizer) : 0;
     Epilogue &e = conv->epilogue;
@@ -363,16 +466,23 @@ void Builder::conv_step(int number) {
         conv->offsets[0] = offsets_of(op, in, out, kMaxRows, conv->input.pixel);
     } else {
         conv->kernel = conv->integer ? choose(op, weight_bits, input_bits) : kernels.floats;
+        const Winograd *winograd =
+            conv->integer ? choose_winograd(op, weight_bits, input_bits, in, out, *conv->kernel) : nullptr;
+        if (winograd)
+            conv->kernel = &winograd->tile;
         const TileKernel &kernel = *conv->kernel;
         conv->steps = (conv->group_in + kernel.group - 1) / kernel.group;
-        conv->blocks = cut_blocks(kernel, conv->group_out, conv->taps, conv->steps);
+        conv->blocks = cut_blocks(kernel, conv->group_out, winograd ? 16 : conv->taps, conv->steps);
         conv->panel = panels(op.weight, weight_bits, &kernel, op.groups);
         if (conv->integer)
             prepare(*conv, value);
         else
             conv->input = place(value);
+        if (winograd)
+            conv->winograd = winograd_step(*conv, *winograd, in, out);
         for (const Block &block : conv->blocks)
-            conv->offsets[block.shift] = offsets_of(op, in, out, kernel.rows[block.shift], conv->input.pixel);
+            if (!winograd)
+                conv->offsets[block.shift] = offsets_of(op, in, out, kernel.rows[block.shift], conv->input.pixel);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << weight_bits);
@@ -402,6 +512,14 @@ void Builder::conv_step(int number) {
             new_object(4 * static_cast<size_t>(conv->out_pixels) * conv->groups * static_cast<size_t>(plan.images)));
         use(step, windows);
         conv->windows = windows.offset;
+    }
+    if (conv->winograd) {
+        WinogradStep &w = *conv->winograd;
+        for (auto [at, bytes] : {std::make_pair(&w.made, w.made_bytes), std::make_pair(&w.sums, w.sums_bytes)}) {
+            Place scratch;
+            *at = scratch.offset = static_cast<size_t>(new_object(bytes * static_cast<size_t>(w.slots) + 128));
+            use(step, scratch);
+        }
     }
     if (a.residual >= 0) {
         conv->has_residual = true;
@@ -512,7 +630,8 @@ void Builder::assign_memory() {
     for (size_t i = 0; i < objects.size(); ++i)
         if (objects[i].first >= 0 || objects[i].last >= 0)
             order.push_back(i);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return objects[a].bytes > objects[b].bytes; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return objects[a].bytes > objects[b].bytes; });
     std::vector<size_t> placed;
     for (size_t i : order) {
         Object &object = objects[i];
@@ -547,6 +666,10 @@ void Builder::assign_memory() {
             for (Place *p : {&s.prepare->from, &s.prepare->to, &s.prepare->sums})
                 settle(*p);
         if (s.conv) {
+            if (s.conv->winograd) {
+                s.conv->winograd->made = objects[s.conv->winograd->made].offset;
+                s.conv->winograd->sums = objects[s.conv->winograd->sums].offset;
+            }
             if (s.conv->sums.pixel)
                 s.conv->windows = objects[s.conv->windows].offset;
             for (Place *p : {&s.conv->input, &s.conv->sums, &s.conv->residual, &s.conv->out, &s.conv->codes})

@@ -34,6 +34,24 @@ struct Offsets {
     std::vector<int> first_row; // of each tile, and the end
 };
 
+// How a 3x3 convolution goes through Winograd's transforms (kernels.h). Its patches, 2x2 outputs each, are numbered
+// line by line and taken in chunks: V of a chunk, then for each block of channels M of the chunk and its outputs.
+struct WinogradStep {
+    const Winograd *kernel = nullptr;
+    int width = 0, height = 0;             // of the output
+    int across = 0, down = 0;              // patches
+    int chunk = 0, chunks = 0;             // patches at a time, chunks per image
+    std::vector<int32_t> grid;             // [2 down + 2][2 across + 2] bytes to a pixel of the input
+    int32_t rows[kMaxRows];                // bytes from patch to patch of V, as tiles want them
+    size_t row = 0, position = 0;          // V: bytes per patch, and per position
+    size_t sums_position = 0;              // M: sums per position
+    size_t made = 0, sums = 0;             // arena: a place for V, and one for M, for each slot
+    size_t made_bytes = 0, sums_bytes = 0; // of one slot
+    int slots = 0;                         // chunks that may be under way at once
+    std::vector<int32_t> bias;             // [4][out], or empty
+};
+constexpr int kWinogradSlots = 16; // more threads than that do not help a convolution
+
 struct ConvStep {
     const Op *op = nullptr;
     bool integer = false, depthwise = false;
@@ -41,16 +59,17 @@ struct ConvStep {
     std::shared_ptr<const Panel> panel;
     std::vector<Block> blocks;
     int groups = 1, group_in = 0, group_out = 0, taps = 0, steps = 0;
-    Place input;    // what the kernel reads: the value itself, or made of it by a PrepareStep
-    Place sums;     // channel sums of every input pixel, [1 + pixels][groups]; pixel == 0: not wanted
+    Place input;        // what the kernel reads: the value itself, or made of it by a PrepareStep
+    Place sums;         // channel sums of every input pixel, [1 + pixels][groups]; pixel == 0: not wanted
     size_t windows = 0; // arena: [groups][output pixels] of one image and thread 0 .. images
-    std::shared_ptr<const Offsets> offsets[4]; // by log2 of the vectors
+    std::shared_ptr<const Offsets> offsets[4];           // by log2 of the vectors
     std::shared_ptr<const std::vector<int32_t>> taps_of; // [output pixel][tap] input pixel + 1, 0 outside
-    std::vector<int32_t> constants, constant_rows; // signed inputs
-    Epilogue epilogue;                             // pointers to tables; places below become pointers at run time
+    std::vector<int32_t> constants, constant_rows;       // signed inputs
+    Epilogue epilogue;                                   // pointers to tables; places below become pointers at run time
     bool has_residual = false, has_out = false, has_codes = false;
     Place residual, out, codes;
-    int out_channels = 0, out_pixels = 0;
+    int out_channels = 0, out_pixels = 0, out_width = 0, in_width = 0, in_height = 0;
+    std::unique_ptr<WinogradStep> winograd; // nullptr: the plain way
 };
 
 // Brings a value into the form a kernel reads, and sums its channels.
@@ -81,7 +100,7 @@ struct Step {
     Place out;
     Shape shape; // of the result
     bool codes = false;
-    Epilogue epilogue;         // finish
+    Epilogue epilogue;               // finish
     std::vector<float> scale, shift; // dequantize, per channel
     std::shared_ptr<ConvStep> conv;
     std::shared_ptr<PrepareStep> prepare;
@@ -89,10 +108,14 @@ struct Step {
 };
 
 // Gives a panel for a weight; engine.cpp keeps them.
-using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel, int groups)>;
+using PanelSource =
+    std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel, int groups)>;
 
 Plan make_plan(const Graph &graph, int profile, int images, int height, int width, const Kernels &kernels,
                const PanelSource &panels);
+
+// The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
+Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
 
 // Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step.
 void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr);

@@ -56,7 +56,8 @@ int find_profile(anyprec::Model &model, const std::string &name) {
     std::string known;
     int found = -1, index = 0;
     for (const anyprec::ProfileInfo &p : model.profiles()) {
-        if (p.available && (p.name == name || (name.empty() && p.name.find_first_not_of("0123456789") == std::string::npos)))
+        if (p.available &&
+            (p.name == name || (name.empty() && p.name.find_first_not_of("0123456789") == std::string::npos)))
             found = index; // without a wish: the widest, which is the last number
         if (p.available)
             known += (known.empty() ? "" : ", ") + p.name;
@@ -92,8 +93,8 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     if (array.shape.size() == 3)
         array.shape.insert(array.shape.begin(), 1);
     if (array.shape.size() != 4)
-        throw UsageError(words[1] + " has " + std::to_string(array.shape.size()) +
-                         " axes; give images of four (" + layout + "), or one image of three");
+        throw UsageError(words[1] + " has " + std::to_string(array.shape.size()) + " axes; give images of four (" +
+                         layout + "), or one image of three");
     anyprec::Images images;
     images.data = array.data.data();
     images.bytes = array.bytes;
@@ -172,7 +173,8 @@ int main(int argc, char **argv) {
                 words.push_back(word);
                 continue;
             }
-            static const char *const known[] = {"--bits", "--out", "--layout", "--threads", "--repeat", "--max-bits", "--isa"};
+            static const char *const known[] = {"--bits",   "--out",      "--layout", "--threads",
+                                                "--repeat", "--max-bits", "--isa"};
             const bool takes_value = std::find(std::begin(known), std::end(known), word) != std::end(known);
             if (!takes_value && word != "--verify" && word != "--steps")
                 throw UsageError("option " + word + " is not known; see anyprec-run --help");

@@ -1,5 +1,6 @@
 // Threads: a handful of workers that one call at a time may use. In: a count of tasks and a function; out: when it
-// returns, all tasks are done. A second call that comes meanwhile does its tasks itself, so calls never wait for others.
+// returns, all tasks are done. A second call that comes meanwhile does its tasks itself, so calls never wait for
+// others.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,8 @@ class ThreadPool {
     Function function_ = nullptr;
     void *context_ = nullptr;
     int tasks_ = 0;
-    std::atomic<int> next_{0};     // the next task
-    std::atomic<int> running_{0};  // workers that have not finished this round
+    std::atomic<int> next_{0};    // the next task
+    std::atomic<int> running_{0}; // workers that have not finished this round
     // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
     // mixes two rounds. All ones: the end.
     std::atomic<uint64_t> ticket_{0};
