@@ -190,7 +190,7 @@ class MappedPiece : public Piece {
     }
     ~MappedPiece() override { munmap(map_, length_); }
 
-    // Whole pages alone, so that a table beside the first plane stays. A hint: whether it works is all the same.
+    // Whole pages alone. A hint: whether it works is all the same.
     void drop(size_t begin, size_t end) const override {
         size_t start = begin > begin_ ? begin - begin_ + skip_ : skip_;
         size_t stop = std::min(end > begin_ ? end - begin_ + skip_ : 0, length_);
@@ -779,7 +779,7 @@ size_t ModelFile::mapped_bytes() const {
 
 void ModelFile::drop_pages() const {
     for (const std::unique_ptr<Piece> &piece : impl_->pieces)
-        piece->drop(impl_->head_end, impl_->mapped_end);
+        piece->drop(0, impl_->mapped_end);
 }
 
 } // namespace anyprec

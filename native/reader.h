@@ -67,7 +67,7 @@ class ModelFile {
     size_t file_bytes() const;   // as the header says, though a growing file may be shorter
     size_t mapped_bytes() const; // of it, what is mapped now
 
-    // Gives the memory of plane and tail pages back to the system; touching them again reads them again.
+    // Gives the memory of all pages back to the system; those that are touched again are read again.
     void drop_pages() const;
 
   private:
