@@ -102,6 +102,22 @@ def test_norms_of_each_width_get_their_own_gradient(step):
     assert tables["4"].num_batches_tracked == 0 and tables["8"].num_batches_tracked == 1
 
 
+def test_width_weights_multiply_a_width_s_gradient(step):
+    """The norms of a width get gradients from its loss alone: those scale, others stay; 0 leaves a width out."""
+    model, images, labels = step
+
+    def gradients(weights):
+        model.zero_grad(set_to_none=True)
+        joint_step(model, images, labels, (2, 8), loss="hard", width_weights=weights)
+        return {k: model.norm.tables[k].weight.grad.clone() for k in ("2", "8")}
+
+    model.eval()  # running statistics would move between the calls
+    plain, weighted, none = gradients(None), gradients({2: 0.25}), gradients({2: 0.0})
+    torch.testing.assert_close(weighted["2"], 0.25 * plain["2"])
+    torch.testing.assert_close(weighted["8"], plain["8"])
+    assert none["2"].abs().sum() == 0 and plain["2"].abs().sum() > 0
+
+
 def test_label_weight():
     logits, teacher, labels = torch.randn(5, 3), torch.randn(5, 3), torch.randint(0, 3, (5,))
     hard = width_loss("hard", logits, labels, teacher, 0.5)
