@@ -309,7 +309,7 @@ std::unique_ptr<WinogradStep> Builder::winograd_step(const ConvStep &conv, const
     w->slots = std::min(kWinogradSlots, w->chunks * plan.images * static_cast<int>(conv.blocks.size()));
     if (kernel.bias)
         for (int32_t sum : conv.panel->bias)
-            w->bias.push_back(kernel.bias * sum);
+            w->bias.push_back(static_cast<int32_t>(static_cast<uint32_t>(kernel.bias) * static_cast<uint32_t>(sum)));
     return w;
 }
 

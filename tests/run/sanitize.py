@@ -34,6 +34,10 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
         graph = pair_graph(c, out, kernel, ending, signed, groups, pairs=[*KERNEL_PAIRS, (1, 8), (8, 1), (3, 2)])
         for x in images((2, 3, 5), (1, 1, 1), (1, 1, 7), c=c):
             yield f"{c} to {out} channels, image {x.shape}", graph, x
+    for c, out, signed in ((128, 80, False), (67, 129, True)):  # large enough for Winograd's way
+        graph = pair_graph(c, out, 3, "all", signed, pairs=[*KERNEL_PAIRS, (3, 3)])
+        for x in images((2, 9, 11), (1, 8, 40), c=c):
+            yield f"3x3 of {c} to {out} channels, image {x.shape}", graph, x
     for bits, c in ((1, 65532), (1, 65540), (2, 7281), (2, 7300), (8, 33025)):  # the longest sums of each kernel
         graph = pair_graph(c, 64 if bits < 8 else 3, pairs=[(bits, bits)], signed=True)
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)

@@ -1,0 +1,45 @@
+"""Draws docs/img/engine.png from bench/results/engine_*.csv: times as fast as the best int8 rival, batch 1, 1 thread."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "bench" / "results"
+NETS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
+COLOURS = {"resnet50": "#1f6feb", "resnet18": "#8fb8f6"}
+WIDTHS = ("8", "4", "2", "1")
+
+
+def main() -> None:
+    files = sorted(RESULTS.glob("engine_*.csv"))
+    figure, panels = plt.subplots(1, len(files), figsize=(3.9 * len(files), 3.4), dpi=150, sharey=True, squeeze=False)
+    for axes, path in zip(panels[0], files, strict=True):
+        with open(path, newline="") as file:
+            rows = [r for r in csv.DictReader(file) if (r["engine"], r["batch"], r["threads"]) == ("anyprec", "1", "1")]
+        for i, (net, title) in enumerate(NETS.items()):
+            speed = {r["variant"]: float(r["speedup"]) for r in rows if r["net"] == net}
+            places = [k + 0.4 * (i - 0.5) for k in range(len(WIDTHS))]
+            bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLOURS[net], label=title)
+            axes.bar_label(bars, fmt="%.2f", fontsize=8)
+        axes.axhline(1, color="#d1242f", linewidth=1)
+        axes.set_xticks(range(len(WIDTHS)), [f"{k} bit" for k in WIDTHS])
+        axes.set_title(
+            {"avx2": "everyone held to AVX2", "avx512": "AVX-512 VNNI"}[path.stem.split("_")[-1]], fontsize=11
+        )
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0][0].set_ylabel("times as fast as the best int8 rival")
+    panels[0][0].legend(frameon=False, loc="upper left")
+    figure.tight_layout()
+    figure.savefig(HERE / "engine.png")
+
+
+if __name__ == "__main__":
+    main()
