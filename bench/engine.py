@@ -137,14 +137,20 @@ def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
 
 
 def save(path: Path, results: dict[str, Bench]) -> None:
+    """Rows of networks that were not measured now stay as they are."""
     columns = ["net", "size", *(field.name for field in fields(Row))]
+    kept: list[dict[str, str]] = []
+    if path.exists():
+        with open(path, newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["net"] not in results]
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        for net, done in results.items():
-            for row in done.rows:
+        for net in NETS:
+            writer.writerows(row for row in kept if row["net"] == net)
+            for row in results[net].rows if net in results else ():
                 numbers = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
-                writer.writerow({"net": net, "size": done.size[0], **numbers})
+                writer.writerow({"net": net, "size": results[net].size[0], **numbers})
 
 
 def main() -> None:
@@ -167,7 +173,7 @@ def main() -> None:
     for name in names:
         results[name] = measure(name, args, args.cache / f"{version:08x}")
         print(table(results[name]), end="\n\n", flush=True)
-    if not args.quick and names == list(NETS):
+    if not args.quick:
         machine = results[names[0]].machine
         cpu = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine["cpu"]).lower()).strip("-")
         path = HERE / "results" / f"engine_{cpu}_{machine['isa']}.csv"

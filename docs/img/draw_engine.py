@@ -1,4 +1,4 @@
-"""Draws docs/img/engine.png from bench/results/engine_*.csv: times as fast as the best int8 rival, batch 1, 1 thread."""
+"""Draws docs/img/engine.png from bench/results/engine_*.csv: speed against the best int8 rival, batch 1, one thread."""
 
 from __future__ import annotations
 
