@@ -52,19 +52,31 @@ void list(anyprec::Model &model) {
     }
 }
 
+// Without a wish: the widest uniform profile (the last number), or the first of all.
 int find_profile(anyprec::Model &model, const std::string &name) {
     std::string known;
-    int found = -1, index = 0;
+    int found = -1, first = -1, index = 0;
+    bool in_file = false;
     for (const anyprec::ProfileInfo &p : model.profiles()) {
-        if (p.available &&
-            (p.name == name || (name.empty() && p.name.find_first_not_of("0123456789") == std::string::npos)))
-            found = index; // without a wish: the widest, which is the last number
-        if (p.available)
+        const bool uniform = p.name.find_first_not_of("0123456789") == std::string::npos;
+        in_file = in_file || p.name == name;
+        if (p.available) {
+            if (p.name == name || (name.empty() && uniform))
+                found = index;
+            first = first < 0 ? index : first;
             known += (known.empty() ? "" : ", ") + p.name;
+        }
         ++index;
     }
+    if (name.empty() && found < 0)
+        found = first;
+    if (known.empty())
+        throw UsageError("--max-bits leaves no profile of this file");
     if (found < 0)
-        throw UsageError("--bits " + name + " is not in this model file, which has " + known);
+        throw UsageError(
+            "--bits " + name +
+            (in_file ? " is in this model file but not loaded; there are " : " is not in this model file, which has ") +
+            known);
     return found;
 }
 

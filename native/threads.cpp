@@ -5,11 +5,23 @@
 #include <algorithm>
 #include <chrono>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
 namespace anyprec {
 namespace {
 
 constexpr uint64_t kWanted = 0xffff, kRound = 0x10000, kEnd = ~uint64_t(0);
 constexpr std::chrono::microseconds kPatience{100};
+
+long this_process() {
+#if defined(__unix__) || defined(__APPLE__)
+    return static_cast<long>(getpid());
+#else
+    return 1; // no fork
+#endif
+}
 
 // Looks until `ready` is true or patience ends; lets other threads have the core meanwhile.
 template <typename Ready> bool look(const Ready &ready) {
@@ -26,6 +38,11 @@ template <typename Ready> bool look(const Ready &ready) {
 } // namespace
 
 ThreadPool::~ThreadPool() {
+    if (process_ != this_process()) {
+        for (std::thread &worker : workers_)
+            worker.detach(); // there is nobody to wait for
+        return;
+    }
     {
         std::lock_guard<std::mutex> lock(sleep_);
         ticket_ = kEnd;
@@ -60,7 +77,9 @@ void ThreadPool::work(uint64_t number) {
 
 void ThreadPool::run(int threads, int tasks, Function function, void *context) {
     std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
-    if (!mine.owns_lock() || threads <= 1) {
+    if (mine.owns_lock() && workers_.empty())
+        process_ = this_process();
+    if (!mine.owns_lock() || threads <= 1 || process_ != this_process()) {
         for (int task = 0; task < tasks; ++task)
             function(context, task);
         return;

@@ -23,7 +23,8 @@ class ThreadPool {
     void work(uint64_t number);
     void take();
 
-    std::mutex busy_; // held by the call that has the workers
+    std::mutex busy_;  // held by the call that has the workers
+    long process_ = 0; // that has the workers: a forked child has only the memory of them, and does its tasks itself
     std::vector<std::thread> workers_;
     // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
     Function function_ = nullptr;

@@ -1,5 +1,8 @@
 """One model and many threads: the same outputs as one thread, whatever the others do; Python goes on meanwhile."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -132,3 +135,27 @@ def test_models_come_and_go_while_others_run(net):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from anyprec.run.model import load
+
+m = load(sys.argv[1])
+x = np.load(sys.argv[2])
+want = m(x, bits=2, threads=3)
+child = os.fork()
+if child == 0:  # has the pool's memory, but not its threads
+    same = np.array_equal(m(x, bits=2, threads=3), want) and np.array_equal(m(x, bits=8, threads=3), m(x, bits=8))
+    del m  # ends the pool
+    os._exit(0 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert np.array_equal(m(x, bits=2, threads=3), want)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_can_call_the_model(net, tmp_path):
+    np.save(tmp_path / "x.npy", batches()[4])
+    subprocess.run([sys.executable, "-c", FORKED, str(net.path), str(tmp_path / "x.npy")], check=True, timeout=60)
