@@ -38,16 +38,17 @@ template <typename Ready> bool look(const Ready &ready) {
 } // namespace
 
 ThreadPool::~ThreadPool() {
-    if (process_ != this_process()) {
+    if (!workers_.empty() && process_ != this_process()) {
         for (std::thread &worker : workers_)
-            worker.detach(); // there is nobody to wait for
+            worker.detach();  // there is nobody to wait for
+        (void)bed_.release(); // to destroy it would wait for the sleepers it remembers
         return;
     }
     {
-        std::lock_guard<std::mutex> lock(sleep_);
+        std::lock_guard<std::mutex> lock(bed_->mutex);
         ticket_ = kEnd;
     }
-    wake_.notify_all();
+    bed_->wake.notify_all();
     for (std::thread &worker : workers_)
         worker.join();
 }
@@ -62,8 +63,8 @@ void ThreadPool::work(uint64_t number) {
     for (;;) {
         const auto changed = [&] { return ticket_.load(std::memory_order_acquire) != seen; };
         if (!look(changed)) {
-            std::unique_lock<std::mutex> lock(sleep_);
-            wake_.wait(lock, changed);
+            std::unique_lock<std::mutex> lock(bed_->mutex);
+            bed_->wake.wait(lock, changed);
         }
         seen = ticket_.load(std::memory_order_acquire);
         if (seen == kEnd)
@@ -91,11 +92,11 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
     next_ = 0;
     running_ = helpers;
     {
-        std::lock_guard<std::mutex> lock(sleep_); // or a worker could fall asleep between looking and waiting
+        std::lock_guard<std::mutex> lock(bed_->mutex); // or a worker could fall asleep between looking and waiting
         const uint64_t round = ticket_.load() / kRound + 1;
         ticket_.store(round * kRound + static_cast<uint64_t>(helpers), std::memory_order_release);
     }
-    wake_.notify_all();
+    bed_->wake.notify_all();
     take();
     const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
     while (!look(done)) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -35,8 +36,11 @@ class ThreadPool {
     // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
     // mixes two rounds. All ones: the end.
     std::atomic<uint64_t> ticket_{0};
-    std::mutex sleep_; // workers that have spun in vain wait here
-    std::condition_variable wake_;
+    struct Bed { // where workers wait that have looked in vain
+        std::mutex mutex;
+        std::condition_variable wake;
+    };
+    std::unique_ptr<Bed> bed_ = std::make_unique<Bed>();
 };
 
 // A pool and how much of it one call may use.
