@@ -84,7 +84,7 @@ def pack(
     `keep_float` (or 32 in `widths`) keeps float weights beside the integers, `profiles` adds mixed bits.
     `image` = (scale, shift) per channel says how uint8 images become the network's input. `accuracy` (profile ->
     percent) and `labels` are kept for whoever reads the file. `edges` is what the first and last layers are: "float" or
-    "8bit", faster; ranges are then taken from the example, so it must be a batch of real images.
+    "8bit", a smaller file; ranges are then taken from the example, so it must be a batch of real images.
     """
     graph = make_graph(
         model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
