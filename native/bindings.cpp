@@ -130,11 +130,11 @@ NB_MODULE(_native, m) {
         .def("refresh", &Model::refresh)
         .def(
             "steps",
-            [](Model &model, const Array &x, int profile, int repeat, bool channels_first) {
+            [](Model &model, const Array &x, int profile, int repeat, int threads, bool channels_first) {
                 const anyprec::Images images = as_images(x, channels_first);
                 nb::gil_scoped_release release;
-                return model.steps(images, profile, repeat);
+                return model.steps(images, profile, repeat, threads);
             },
-            nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("channels_first"))
+            nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("threads"), nb::arg("channels_first"))
         .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"));
 }

@@ -319,7 +319,7 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
     arenas.push_back(std::move(arena));
 }
 
-std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat) {
+std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {
     static const char *const kinds[] = {"prepare",  "conv",   "finish",  "dequantize", "concat", "max_pool",
                                         "avg_pool", "resize", "softmax", "flatten",    "pad"};
     impl_->check_images(images);
@@ -330,13 +330,13 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
         plan = impl_->plan_for({profile, images.n, images.h, images.w});
     }
     Arena arena(plan->arena_bytes);
-    Threads alone{impl_->pool, 1};
+    Threads team{impl_->pool, threads};
     const size_t count = plan->steps.size();
     std::vector<std::vector<double>> times(count);
     std::vector<double> seconds(count);
     for (int i = 0; i < repeat; ++i) {
         impl_->fill_input(*plan, images, arena.data);
-        run_plan(*plan, *impl_->kernels, arena.data, alone, seconds.data());
+        run_plan(*plan, *impl_->kernels, arena.data, team, seconds.data());
         for (size_t s = 0; s < count; ++s)
             times[s].push_back(seconds[s]);
     }

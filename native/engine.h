@@ -68,8 +68,8 @@ class Model {
     // Writes output i to outs[i], NHWC. Profile is a number of profiles(). Throws InputError, std::bad_alloc.
     void run(const Images &images, int profile, int threads, float *const *outs);
 
-    // The steps a profile takes for these images, each with the median time of `repeat` runs on one thread.
-    std::vector<StepInfo> steps(const Images &images, int profile, int repeat);
+    // The steps a profile takes for these images, each with the median time of `repeat` runs.
+    std::vector<StepInfo> steps(const Images &images, int profile, int repeat, int threads);
     size_t panel_bytes() const; // prepared weights held now
     size_t arena_bytes() const; // working memory held now
     size_t file_bytes() const;

@@ -117,7 +117,7 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     images.w = static_cast<int>(array.shape[images.channels_first ? 3 : 2]);
 
     if (options.count("--steps")) {
-        for (const anyprec::StepInfo &s : model->steps(images, profile, std::max(repeat, 10)))
+        for (const anyprec::StepInfo &s : model->steps(images, profile, std::max(repeat, 10), threads))
             std::printf("%-32s %-36s %9.1f us %8.1f products/ns\n", s.op.c_str(), s.work.c_str(), 1e6 * s.seconds,
                         static_cast<double>(s.products) / (1e9 * std::max(s.seconds, 1e-9)));
         return 0;

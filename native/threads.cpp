@@ -13,6 +13,7 @@ namespace anyprec {
 namespace {
 
 constexpr uint64_t kWanted = 0xffff, kRound = 0x10000, kEnd = ~uint64_t(0);
+constexpr uint64_t kNext = 0xffffffff, kLast = uint64_t(1) << 32; // of a share
 constexpr std::chrono::microseconds kPatience{100};
 
 long this_process() {
@@ -53,9 +54,18 @@ ThreadPool::~ThreadPool() {
         worker.join();
 }
 
-void ThreadPool::take() {
-    for (int task = next_.fetch_add(1); task < tasks_; task = next_.fetch_add(1))
-        function_(context_, task);
+void ThreadPool::take(int member) {
+    for (int i = 0; i < members_; ++i) {
+        std::atomic<uint64_t> &ends = shares_[static_cast<size_t>((member + i) % members_)].ends;
+        const bool own = i == 0;
+        uint64_t now = ends.load(std::memory_order_relaxed);
+        while ((now & kNext) < now / kLast) {
+            if (!ends.compare_exchange_weak(now, own ? now + 1 : now - kLast, std::memory_order_relaxed))
+                continue;
+            function_(context_, static_cast<int>(own ? now & kNext : now / kLast - 1));
+            now = ends.load(std::memory_order_relaxed);
+        }
+    }
 }
 
 void ThreadPool::work(uint64_t number) {
@@ -70,7 +80,7 @@ void ThreadPool::work(uint64_t number) {
         if (seen == kEnd)
             return;
         if (number < (seen & kWanted)) {
-            take();
+            take(static_cast<int>(number) + 1);
             running_.fetch_sub(1, std::memory_order_release);
         }
     }
@@ -88,8 +98,15 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
     const int helpers = std::min(threads, tasks) - 1;
     while (workers_.size() < static_cast<size_t>(helpers))
         workers_.emplace_back(&ThreadPool::work, this, workers_.size());
-    function_ = function, context_ = context, tasks_ = tasks;
-    next_ = 0;
+    function_ = function, context_ = context;
+    members_ = helpers + 1;
+    if (shares_.size() < static_cast<size_t>(members_)) // nobody looks at them between rounds
+        shares_ = std::vector<Share>(static_cast<size_t>(members_));
+    for (int i = 0; i < members_; ++i) {
+        const auto first = static_cast<uint64_t>(int64_t(tasks) * i / members_);
+        const auto end = static_cast<uint64_t>(int64_t(tasks) * (i + 1) / members_);
+        shares_[static_cast<size_t>(i)].ends.store(end * kLast + first, std::memory_order_relaxed);
+    }
     running_ = helpers;
     {
         std::lock_guard<std::mutex> lock(bed_->mutex); // or a worker could fall asleep between looking and waiting
@@ -97,7 +114,7 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
         ticket_.store(round * kRound + static_cast<uint64_t>(helpers), std::memory_order_release);
     }
     bed_->wake.notify_all();
-    take();
+    take(0);
     const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
     while (!look(done)) {
     }

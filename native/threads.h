@@ -22,7 +22,7 @@ class ThreadPool {
 
   private:
     void work(uint64_t number);
-    void take();
+    void take(int member);
 
     std::mutex busy_;  // held by the call that has the workers
     long process_ = 0; // that has the workers: a forked child has only the memory of them, and does its tasks itself
@@ -30,8 +30,15 @@ class ThreadPool {
     // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
     Function function_ = nullptr;
     void *context_ = nullptr;
-    int tasks_ = 0;
-    std::atomic<int> next_{0};    // the next task
+    // Every member of the team (0 is the caller) begins with a run of neighbouring tasks of its own, and takes them in
+    // order; one that has none left takes the last of another's. So a thread meets the same part of an image in every
+    // step, whose lines its core has at hand, and two threads seldom write to one line. Both ends in one word: the
+    // next task, and 2^32 times the end.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> ends{0};
+    };
+    std::vector<Share> shares_;
+    int members_ = 0;
     std::atomic<int> running_{0}; // workers that have not finished this round
     // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
     // mixes two rounds. All ones: the end.

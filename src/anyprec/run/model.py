@@ -3,6 +3,7 @@
     m = anyprec.load("net.apm")
     y = m(x)                            # at m.bits, the widest width in the file until it is set
     m.bits = 2; y = m(x); y = m(x, bits=1)
+    y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
 
 The work is done by the C++ engine (native/engine.h), without the GIL; calls from many threads are safe. What is here
 turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear errors.
@@ -12,17 +13,20 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import threading
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from anyprec import _native
-from anyprec.bits import FLOAT, check_bits
+from anyprec.bits import FLOAT, check_bits, parse_widths
 from anyprec.errors import InputError, UnsupportedBits
 
 LAYOUTS = ("NCHW", "NHWC")
-Bits = int | str  # a width, or the name of a profile
+Bits = int | str  # a width, the name of a profile, or "random"
+RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
 
 
 def load(
@@ -51,7 +55,11 @@ def load(
 class PackedModel:
     def __init__(self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW") -> None:
         self._native = native
-        self._chosen: str | None = None  # a profile's name, once the user has chosen one
+        self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
+        self._used = threading.local()
+        # Who draws. The system's randomness, for a width that can be foreseen is no defence; `random.Random(seed)`
+        # instead makes the widths repeat.
+        self.random: random.Random = random.SystemRandom()
         self._find_profiles()
         if not self._open:
             least = min((p for p in native.profiles()), key=lambda p: p.bytes)
@@ -72,12 +80,34 @@ class PackedModel:
 
     @property
     def bits(self) -> Bits:
-        """The width calls run at (or the name of a mixed profile); set it at any time, it costs nothing."""
+        """The width calls run at (a mixed profile's name, or "random"); set it at any time, it costs nothing."""
         return int(self.profile) if self.profile.isdigit() else self.profile
 
     @bits.setter
     def bits(self, bits: Bits) -> None:
-        self._chosen = self._find(bits)
+        if is_random(bits):
+            self.drawn_among(bits)  # refuses what cannot be drawn now, not at some later call
+            self._chosen = str(bits)
+        else:
+            self._chosen = self._find(bits)
+
+    @property
+    def last_bits(self) -> Bits | None:
+        """What this thread's last call ran at, such as the width that "random" drew; None before the first call."""
+        name = getattr(self._used, "name", None)
+        return int(name) if name is not None and name.isdigit() else name
+
+    def drawn_among(self, bits: Bits = RANDOM) -> tuple[int, ...]:
+        """The widths that "random" draws from: all of 1..8 that can run now; of "random:2,4,8", those named."""
+        _, colon, listed = str(bits).partition(":")
+        if colon:
+            return tuple(int(self._find(width)) for width in parse_widths(listed))
+        widths = tuple(width for width in self.widths if width != FLOAT)
+        if not widths:
+            raise UnsupportedBits(
+                f"bits={bits!r} draws among the widths 1..8, and this model file has {', '.join(self.profiles)} only"
+            )
+        return widths
 
     @property
     def profile(self) -> str:
@@ -88,7 +118,7 @@ class PackedModel:
 
     @profile.setter
     def profile(self, name: str) -> None:
-        self._chosen = self._find(name)
+        self.bits = name
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -101,13 +131,16 @@ class PackedModel:
         return tuple(name for name in self._numbers if name in self._open)
 
     def accuracy(self, bits: Bits | None = None) -> float | None:
-        """The accuracy in percent noted in the file, where there is one."""
-        value = self._accuracy[self.profile if bits is None else self._find(bits)]
+        """The accuracy in percent noted in the file, where there is one; of "random" the mean of what it draws from."""
+        bits = self.bits if bits is None else bits
+        names = map(str, self.drawn_among(bits)) if is_random(bits) else [self._find(bits)]
+        values = [self._accuracy[name] for name in names]
+        value = sum(values) / len(values)
         return None if math.isnan(value) else value
 
     def bytes_needed(self, bits: Bits) -> int:
-        """How many bytes from the start of the file a width needs."""
-        name = str(bits)
+        """How many bytes from the start of the file a width needs; for "random", the widest of its widths."""
+        name = str(max(self.drawn_among(bits))) if is_random(bits) else str(bits)
         return self._bytes[name if name in self._bytes else self._find(bits)]
 
     def refresh(self) -> tuple[int, ...]:
@@ -115,6 +148,13 @@ class PackedModel:
         if self._native.refresh():
             self._find_profiles()
         return self.widths
+
+    def _choose(self, bits: Bits | None) -> str:
+        """The profile of one call. The thread's own note of it is `last_bits`."""
+        bits = self.profile if bits is None else bits
+        name = str(self.random.choice(self.drawn_among(bits))) if is_random(bits) else self._find(bits)
+        self._used.name = name
+        return name
 
     def _find(self, bits: Bits) -> str:
         name = bits if isinstance(bits, str) else str(check_bits(bits))
@@ -147,9 +187,9 @@ class PackedModel:
         """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
 
         float32, or uint8 where the file says how images become floats. Vectors come out as (N, C), maps in the layout
-        of the input; several outputs as a tuple.
+        of the input; several outputs as a tuple. bits="random" draws a width for this call; `last_bits` tells which.
         """
-        number = self._numbers[self.profile if bits is None else self._find(bits)]
+        number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         single = np.ndim(x) == 3
         x = self._array(x, layout)
@@ -212,15 +252,27 @@ class PackedModel:
         return {"panels": self._native.panel_bytes, "arenas": self._native.arena_bytes}
 
     def steps(
-        self, x: np.ndarray, bits: Bits | None = None, *, layout: str | None = None, repeat: int = 10
+        self,
+        x: np.ndarray,
+        bits: Bits | None = None,
+        *,
+        threads: int | None = None,
+        layout: str | None = None,
+        repeat: int = 10,
     ) -> list[_native.StepInfo]:
-        """Every step of a run: its kernel, what is fused into it, its products, its median time on one thread."""
-        number = self._numbers[self.profile if bits is None else self._find(bits)]
+        """Every step of a run: its kernel, what is fused into it, its products, its median time."""
+        number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
-        return self._native.steps(self._array(x, layout), number, max(1, int(repeat)), layout == "NCHW")
+        threads = _check_threads(self.threads if threads is None else threads)
+        return self._native.steps(self._array(x, layout), number, max(1, int(repeat)), threads, layout == "NCHW")
 
     def __repr__(self) -> str:
         return f"PackedModel({self.name!r}, bits={self.bits}, profiles={', '.join(self.profiles)}, isa={self.isa})"
+
+
+def is_random(bits: object) -> bool:
+    """Whether this asks for a drawn width: "random", or "random:2,4,8"."""
+    return isinstance(bits, str) and (bits == RANDOM or bits.startswith(RANDOM + ":"))
 
 
 def _shaped(y: np.ndarray, layout: str, single: bool) -> np.ndarray:
