@@ -111,7 +111,7 @@ def test_a_profile_keeps_its_own_copy_of_the_bits():
     assert profile.bits == {"conv1": 2}
 
 
-@pytest.mark.parametrize("name", ["", "4", "a.b", "a/b", "a\\b", None, 7])
+@pytest.mark.parametrize("name", ["", "4", "a.b", "a/b", "a\\b", "random", None, 7])
 def test_bad_profile_names(name):
     with pytest.raises(ProfileError, match="not allowed"):
         Profile(name, {"conv1": 2})

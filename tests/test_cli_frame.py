@@ -73,7 +73,7 @@ def test_every_verb_has_help(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: anyprec {name}")
 
 
-VERBS = "train, evaluate, calibrate, import, pack, inspect, run, bench, info"
+VERBS = ", ".join(cli.VERBS)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ class Profile:
                 f"profile name {self.name!r} is not allowed; use letters, digits, '-' or '_' (a plain number names "
                 "a uniform profile)"
             )
+        if self.name == "random":
+            raise ProfileError("profile name 'random' is not allowed: bits='random' draws a width; choose another")
         if not self.bits:
             raise ProfileError(f"profile {self.name!r} sets no layer; give at least one layer name and its bits")
         object.__setattr__(self, "bits", {str(layer): check_layer_bits(b) for layer, b in self.bits.items()})
