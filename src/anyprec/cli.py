@@ -22,11 +22,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("anyprec.train.cli_train", "train a network from a recipe, all widths at once"),
     "evaluate": ("anyprec.train.cli_evaluate", "accuracy of a trained run at every width"),
     "calibrate": ("anyprec.train.cli_calibrate", "prepare a trained run for widths it was not trained for"),
+    "attack": ("anyprec.train.cli_attack", "accuracy at every width on images made to fool another one"),
+    "ptq": ("anyprec.ptq.cli_ptq", "quantise a float model without training: bit shifting, calibrated norms, ACIQ"),
     "import": ("anyprec.zoo.cli_import", "turn a reference checkpoint into an anyprec run"),
     "pack": ("anyprec.pack.cli_pack", "turn a trained run into one model file of integers, for every width"),
     "inspect": ("anyprec.format.cli_inspect", "what a model file holds, and how many bytes each width needs"),
     "run": ("anyprec.run.cli_run", "run a model file on images, or over a test set, at any width"),
     "bench": ("anyprec.run.cli_bench", "time and memory at every width, beside other engines"),
+    "serve": ("anyprec.serve.cli_serve", "serve model files over HTTP within a latency target, bits as the knob"),
+    "load": ("anyprec.load.cli_load", "put a server under a load: how many answers in time, at how many bits"),
+    "simulate": ("anyprec.serve.cli_simulate", "serving in virtual time: how many replicas, what accuracy, which policy"),
+    "reproduce": ("anyprec.reproduce.cli_reproduce", "repeat the paper's experiments, one command each"),
+    "report": ("anyprec.report.cli_report", "one HTML page of what `reproduce` or `train` left in a folder"),
     "info": ("anyprec.run.cli_info", "versions, CPU and instruction set, for a look or a bug report"),
 }
 
@@ -36,6 +43,9 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "PIL": ("Pillow", "train"),
     "scipy": ("SciPy", "train"),
     "tensorboard": ("TensorBoard", "train"),
+    "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
+    "prometheus_client": ("prometheus_client", "serve"),
 }
 
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT

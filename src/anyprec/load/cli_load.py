@@ -155,7 +155,7 @@ def shown(plan: Plan, times: np.ndarray, processes: int, seconds: float) -> Outc
 
 def draw(rows: list[dict[str, float | None]], summary: report.Summary, title: str, path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"anyprec: note: {path} needs Matplotlib: pip install 'anyprec[bench]'", file=sys.stderr)
+        print(f"anyprec: note: {path} needs Matplotlib: pip install 'anyprec[report]'", file=sys.stderr)
         return
     from anyprec.load.pictures import draw as draw_load
 

@@ -86,7 +86,7 @@ def check_picture(path: str) -> None:
     from pathlib import Path
 
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtra("--picture needs Matplotlib: pip install 'anyprec[bench]'")
+        raise MissingExtra("--picture needs Matplotlib: pip install 'anyprec[report]'")
     if Path(path).suffix not in (".png", ".svg", ".pdf") or not Path(path).absolute().parent.is_dir():
         raise AnyprecError(f"--picture {path}: give a file .png, .svg or .pdf in a folder that is there")
 

@@ -1,0 +1,34 @@
+"""`anyprec report DIR`: one HTML page of a folder of `anyprec reproduce`, or of one `anyprec train` run. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from anyprec.errors import DataError
+from anyprec.report.curves import is_run, write_run_report
+from anyprec.report.page import write_report
+from anyprec.report.record import RESULT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="what `anyprec reproduce` was given as --out, or the folder of a training run")
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html in the folder)")
+    parser.add_argument("--json", action="store_true", help="print where the page is as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = Path(args.folder)
+    to = Path(args.out) if args.out else None
+    if any(folder.glob(f"*/{RESULT}")) or (folder / "run.json").is_file():
+        page = write_report(folder, to)
+    elif is_run(folder):
+        page = write_run_report(folder, to)
+    else:
+        raise DataError(
+            f"{folder} holds neither results of `anyprec reproduce` nor the log of an `anyprec train` run; name the "
+            "folder one of them was given as --out"
+        )
+    print(json.dumps({"report": str(page)}) if args.json else page)
+    return 0

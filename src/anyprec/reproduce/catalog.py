@@ -1,0 +1,91 @@
+"""The list of experiments, and how one is brought to its end: run, its Result written, its place in the report."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anyprec.errors import AnyprecError, DataError
+from anyprec.report.record import RESULT, load, save, write_text
+from anyprec.reproduce import figures, gaps, robustness, table1, table2, table3, table4, table5, table6, uca
+from anyprec.reproduce.experiment import Context, Experiment
+from anyprec.reproduce.store import Store, Training
+from anyprec.run.cli_info import collect
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (table1, table2, table3, gaps, table4, table5, figures, table6, uca, robustness)
+}
+
+
+def find(names: Sequence[str]) -> list[Experiment]:
+    """Experiments by name, in the order of the paper; "all" is all of them."""
+    if "all" in names:
+        return list(EXPERIMENTS.values())
+    for name in names:
+        if name not in EXPERIMENTS:
+            near = difflib.get_close_matches(name, EXPERIMENTS, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise AnyprecError(f"there is no experiment {name!r}; {hint}There are {', '.join(EXPERIMENTS)}, and all")
+    return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
+
+
+def trainings_of(experiments: Sequence[Experiment], scale: str) -> list[Training]:
+    """Every training once, those that others start from before them."""
+    found: dict[Training, None] = {}
+
+    def add(training: Training) -> None:
+        if training.after is not None:
+            add(training.after)
+        found.setdefault(training)
+
+    for experiment in experiments:
+        for training in experiment.trainings(scale):
+            add(training)
+    return list(found)
+
+
+def is_done(experiment: Experiment, scale: str, out: Path) -> bool:
+    """Whether a result made with the same settings is there."""
+    folder = out / experiment.name
+    if not (folder / RESULT).exists():
+        return False
+    try:
+        return load(folder).key == experiment.key(scale)
+    except DataError:
+        return False
+
+
+def conclude(name: str, scale: str, out: Path, store: Store, tell: Callable[[float, str], None]) -> None:
+    """Run an experiment whose trainings are done, and write its result."""
+    experiment = EXPERIMENTS[name]
+    started = time.monotonic()
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).unlink(missing_ok=True)  # an old result beside new pictures would be neither
+    torch.manual_seed(0)
+    context = Context(scale, store, folder, tell, store.device or "cpu")
+    result = experiment.run(context).result(experiment, scale)
+    data = f" --data {store.data_root}" if store.data_root else ""
+    trainings = [
+        {"name": t.name, "seconds": store.seconds(t)} for t in trainings_of([experiment], scale)
+    ]  # fmt: skip
+    result = replace(
+        result, trainings=tuple(trainings), seconds=time.monotonic() - started, machine=collect(),
+        command=f"anyprec reproduce {name} --scale {scale} --out {out}{data}",
+    )  # fmt: skip
+    save(result, folder)
+
+
+def note_run(out: Path, scale: str, **fields: Any) -> None:
+    """run.json: what the report says of the run as a whole."""
+    titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
+    record = {"scale": scale, "experiments": titles, "machine": collect(), **fields}
+    write_text(out / "run.json", json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,162 @@
+"""`anyprec serve net.apm --slo 50ms`: serve model files over HTTP within a latency target. Called by anyprec.cli.
+
+Reads the options, loads and measures the models, and hands over to server.py. docs/serve.md describes it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from anyprec.errors import AnyprecError, ServeError
+from anyprec.run.model import LAYOUTS
+from anyprec.serve.app import Bounds, make_app
+from anyprec.serve.connection import Patience
+from anyprec.serve.keys import Keys, is_readable_by_all, read_keys
+from anyprec.serve.logs import LEVELS, log, set_up
+from anyprec.serve.models import Models, Settings, named_paths
+from anyprec.serve.queue import Limits
+from anyprec.serve.server import Ending, Server, Tls, address_of, is_local, listen
+from anyprec.serve.server import run as run_server
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model file (.apm), or NAME=FILE")
+    parser.add_argument("--slo", type=duration, default=0.05, help="the latency target, such as 50ms (the default)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any free one)")
+    how = parser.add_argument_group("how it runs")
+    how.add_argument("--policy", choices=("adaptive", "accuracy"), default="adaptive", help="default: adaptive")
+    how.add_argument("--bits", help="hold this width (or mixed profile) instead of adapting it")
+    how.add_argument("--threads", type=int, default=1, help="threads of one call (default: 1)")
+    how.add_argument("--engines", type=int, default=1, help="batches that run side by side (default: 1)")
+    how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
+    how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
+    how.add_argument("--warm-up", type=duration, default=3.0, help="time to measure a model in (default: 3s)")
+    how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-batch", type=positive, default=Limits().max_batch, help="images a batch, and a request")
+    limits.add_argument("--max-queue", type=positive, default=Limits().max_queue, help="images that wait")
+    limits.add_argument("--max-body", type=size, default=Bounds().body, help="bytes of a request (default: 16MiB)")
+    limits.add_argument("--max-json", type=size, default=Bounds().json, help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument("--max-held", type=size, default=Bounds().held, help="bytes of all requests (default: 512MiB)")
+    limits.add_argument("--max-connections", type=positive, default=Patience().connections, help="default: 1024")
+    limits.add_argument("--max-pixels", type=positive, default=Settings().max_pixels, help="of a tensor of free size")
+    limits.add_argument("--max-image-pixels", type=positive, default=Bounds().image_pixels, help="of a posted file")
+    limits.add_argument("--header-timeout", type=duration, default=Patience().header_s, help="default: 10s")
+    limits.add_argument("--body-timeout", type=duration, default=Patience().body_s, help="default: 30s")
+    limits.add_argument("--write-timeout", type=duration, default=Patience().write_s, help="default: 30s")
+    safety = parser.add_argument_group("who may call")
+    safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
+    safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
+    safety.add_argument("--tls-cert", metavar="FILE", help="PEM certificate chain: serve https")
+    safety.add_argument("--tls-key", metavar="FILE", help="its key, where it is not in the same file")
+    logs = parser.add_argument_group("logs and the end")
+    logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
+    logs.add_argument("--log-level", choices=tuple(LEVELS), default="info")
+    logs.add_argument("--log-requests", action="store_true", help="a line for every request")
+    logs.add_argument("--drain-delay", type=duration, default=0.0, help="serve on, as not ready, for so long")
+    logs.add_argument("--drain-timeout", type=duration, default=30.0, help="wait for answers so long (default: 30s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up(args.log, args.log_level)
+    if args.tls_key and not args.tls_cert:
+        raise ServeError("--tls-key goes with --tls-cert; give both")
+    paths = named_paths(args.models)
+    keys = read_keys(args.api_key_file, args.control_key_file)
+    listener = listen(args.host, args.port)
+    with listener:
+        server = build(args, paths, keys, is_local(listener))
+        models = server.app.models
+        address = address_of(listener, bool(args.tls_cert))
+        warn(args, keys, address, is_local(listener))
+        models.load_all()
+        if not args.no_watch:
+            models.watch()
+        server.on_ready = lambda: announce(models, address)
+        return run_server(server, listener)
+
+
+def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, local: bool) -> Server:
+    settings = Settings(
+        slo_s=args.slo,
+        policy="fixed" if args.bits else args.policy,
+        bits=int(args.bits) if args.bits and args.bits.isdigit() else args.bits,
+        layout=args.layout,
+        threads=args.threads,
+        engine_threads=args.engines,
+        limits=Limits(max_batch=args.max_batch, max_queue=args.max_queue),
+        max_pixels=args.max_pixels,
+        memory_budget=args.memory_budget,
+        warm_up_s=args.warm_up,
+    )
+    bounds = Bounds(body=args.max_body, json=args.max_json, held=args.max_held, image_pixels=args.max_image_pixels)
+    patience = Patience(
+        header_s=args.header_timeout,
+        body_s=args.body_timeout,
+        write_s=args.write_timeout,
+        connections=args.max_connections,
+        message_bytes=4 * args.max_body + (1 << 20),
+    )
+    app = make_app(paths, settings, keys=keys, bounds=bounds, local=local, log_requests=args.log_requests)
+
+    def read_anew() -> None:
+        try:
+            app.keys = app.keys.again()
+        except AnyprecError as error:
+            log.error("keys not read anew, the old ones stay", error=str(error))
+        app.models.check(at_once=True)
+        log.info("read anew after SIGHUP", api_keys=len(app.keys.api), control_keys=len(app.keys.control))
+
+    tls = Tls(args.tls_cert, args.tls_key) if args.tls_cert else None
+    return Server(app, patience, Ending(args.drain_delay, args.drain_timeout), tls, read_anew)
+
+
+def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> None:
+    if not local and not keys.api:
+        log.warning("everybody who can reach this address can use the server; --api-key-file asks for keys", at=address)
+    if not local and not args.tls_cert:
+        log.warning("keys and images cross the network unencrypted; --tls-cert and --tls-key encrypt", at=address)
+    for path in (args.api_key_file, args.control_key_file):
+        if path and is_readable_by_all(path):
+            log.warning("everybody on this machine can read the key file; chmod 600 it", file=path)
+
+
+def announce(models: Models, address: str) -> None:
+    """One line for people on stdout, once requests are answered; the log has the rest."""
+    slo_ms = 1e3 * models.settings.slo_s
+    for served in models:
+        assert served.now is not None
+        log.info(
+            "model", name=served.name, path=served.path, bits=",".join(served.now.signature.profiles),
+            isa=served.now.model.isa,
+        )  # fmt: skip
+    names = ", ".join(served.name for served in models)
+    print(f"serving {names} on {address}, target {slo_ms:g} ms; Ctrl-C ends", flush=True)
+
+
+# --- what options may be ---
+
+
+def duration(text: str) -> float:
+    """'50ms' -> 0.05; '2s' and '2' -> 2.0; '1m' -> 60.0."""
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(us|ms|s|m|)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 50ms or 2s")
+    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}[found[2]]
+
+
+def size(text: str) -> int:
+    """'16MiB' -> 16777216; '1e6' is not a size, '1MB' is."""
+    found = re.fullmatch(r"([0-9]+)\s*([kKMG]?)(i?B?)", text.strip())
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 16MiB or 1000000")
+    step = 1000 if found[3] == "B" and found[2] else 1024
+    return int(found[1]) * step ** " kMG".index(found[2].replace("K", "k") or " ")
+
+
+def positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)

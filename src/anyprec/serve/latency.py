@@ -1,0 +1,249 @@
+"""LatencyTable: seconds that a batch of n images takes at each profile; measured once, then kept up to date.
+
+Comes in: what `measure` (before the first request) and the engine threads time. Goes out: `typical` and `high`, the
+median and an upper quantile of the next run. Pure: `now` is passed in. Called by desk.py, read by policy.py.
+
+    seconds(profile, n) = cell[profile][n] * drift            batches in between: straight lines
+
+`drift` is shared by all cells: what slows the machine slows every width, used or not. A hiccup (one run of 50 ms
+among runs of 2 ms) moves neither: drift follows the median of the last 9 runs, a cell at most 1 % a run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anyprec.errors import ServeError
+from anyprec.progress import Progress
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # measured; those in between lie on straight lines
+MEDIAN_OF = 9  # runs: up to 4 hiccups among them change nothing
+FOLLOW = 0.3  # share of the way that drift goes at each run: a lasting change is followed in about 15 runs
+CELL_STEP = 0.01  # most that one run moves a cell, in units of its logarithm
+MEMORY = 256  # runs that the upper quantile is taken over
+HIGH = 0.98
+HIGH_AT_FIRST = 1.15  # times the median, until 32 runs have been seen
+HIGH_RANGE = (1.05, 2.0)  # worse than twice the median is the machine's trouble, which no width cures
+STALE_S = 30.0
+LEAST_RUNS, MOST_RUNS = 3, 30  # of a cell, when it is measured
+RETURN_S = 60.0  # a cell that is not used goes back to what was measured at first, by half in about this time
+
+
+class LatencyTable:
+    """`seconds[profile][batch]`; batch 1 must be there. Profiles keep their order."""
+
+    def __init__(self, seconds: Mapping[str, Mapping[int, float]], max_batch: int = 32) -> None:
+        if not seconds:
+            raise ServeError("a latency table needs at least one profile")
+        for profile, cells in seconds.items():
+            if 1 not in cells:
+                raise ServeError(f"the latency table has no batch of 1 for profile {profile}; measure or add it")
+            if not all(isinstance(n, int) and n >= 1 and 0 < s < math.inf for n, s in cells.items()):
+                raise ServeError(f"the latency table of profile {profile} has a batch below 1 or a time of no seconds")
+        self.max_batch = max_batch
+        self.first = {profile: dict(sorted(cells.items())) for profile, cells in seconds.items()}
+        self.cells = {profile: dict(cells) for profile, cells in self.first.items()}
+        self.seen = {profile: dict.fromkeys(cells, -math.inf) for profile, cells in self.first.items()}
+        self.drift = 1.0
+        self.tail = HIGH_AT_FIRST
+        self.runs = 0
+        # What policies read: rows[profile][n] for n = 0..max_batch, to be multiplied by drift (and tail).
+        self.rows = {profile: straight(cells, max_batch) for profile, cells in self.cells.items()}
+        self._ratios: deque[float] = deque(maxlen=MEDIAN_OF)
+        self._recent: deque[float] = deque(maxlen=MEMORY)
+        self._returned = -math.inf
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        return tuple(self.cells)
+
+    def typical(self, profile: str, batch: int) -> float:
+        return self._row(profile, batch) * self.drift
+
+    def high(self, profile: str, batch: int) -> float:
+        """All but 2 % of the runs are quicker, as far as one may say so."""
+        return self._row(profile, batch) * self.drift * self.tail
+
+    def _row(self, profile: str, batch: int) -> float:
+        row = self.rows[profile]
+        if batch < len(row):
+            return row[batch]
+        return row[-1] + (batch - len(row) + 1) * (row[-1] - row[-2] if len(row) > 2 else row[-1])
+
+    # --- Kept up to date ------------------------------------------------------------------------------------------
+
+    def observe(self, profile: str, batch: int, seconds: float, now: float) -> None:
+        """One run, timed."""
+        expected = self.typical(profile, batch)
+        if not 0 < seconds < math.inf:
+            return
+        ratio = seconds / expected
+        self.runs += 1
+        self._ratios.append(ratio)
+        self._recent.append(ratio)
+        if len(self._ratios) == MEDIAN_OF:
+            middle = sorted(self._ratios)[MEDIAN_OF // 2]
+            step = middle**FOLLOW
+            self.drift *= step
+            self._ratios = deque((r / step for r in self._ratios), MEDIAN_OF)  # they were relative to the old drift
+        self._move_cells(profile, batch, max(-CELL_STEP, min(CELL_STEP, 0.1 * math.log(ratio))), now)
+        if self.runs % 16 == 0 and len(self._recent) >= 32:
+            ordered = sorted(self._recent)
+            low, top = HIGH_RANGE
+            self.tail = max(low, min(top, ordered[int(HIGH * (len(ordered) - 1))]))
+        if now - self._returned > 1.0:
+            self._let_return(now)
+
+    def _move_cells(self, profile: str, batch: int, step: float, now: float) -> None:
+        """The measured batches on either side share the change, by nearness."""
+        cells, seen = self.cells[profile], self.seen[profile]
+        below = max(n for n in cells if n <= batch)
+        above = min((n for n in cells if n >= batch), default=below)
+        share = (batch - below) / (above - below) if above > below else 0.0
+        cells[below] *= math.exp(step * (1 - share))
+        if above > below:
+            cells[above] *= math.exp(step * share)
+        seen[below if share < 0.5 else above] = now
+        self.rows[profile] = straight(cells, self.max_batch)
+
+    def _let_return(self, now: float) -> None:
+        """Cells out of use drift back: one that looks slower than it is would else never be tried again."""
+        passed = min(now - self._returned, RETURN_S) if self._returned > -math.inf else 0.0
+        self._returned = now
+        back = 1 - 0.5 ** (passed / RETURN_S)
+        for profile, cells in self.cells.items():
+            first, seen = self.first[profile], self.seen[profile]
+            for n in cells:
+                if now - seen[n] > STALE_S:
+                    cells[n] *= (first[n] / cells[n]) ** back
+            self.rows[profile] = straight(cells, self.max_batch)
+
+    def stale(self, now: float, profiles: Iterable[str], longest: float) -> tuple[str, int] | None:
+        """The cell that has gone unseen for longest (30 s at least) among those of at most `longest` seconds a run."""
+        found, since = None, now - STALE_S
+        for profile in profiles:
+            for n, at in self.seen[profile].items():
+                if at < since and self.typical(profile, n) <= longest:
+                    found, since = (profile, n), at
+        return found
+
+    def saw(self, profile: str, batch: int, now: float) -> None:
+        if batch in self.seen[profile]:
+            self.seen[profile][batch] = now
+
+    # --- Other forms ----------------------------------------------------------------------------------------------
+
+    def scaled(self, factor: float) -> LatencyTable:
+        """For images of another size, until they have been timed themselves."""
+        times = {p: {n: s * factor for n, s in cells.items()} for p, cells in self.now().items()}
+        return LatencyTable(times, self.max_batch)
+
+    def now(self) -> dict[str, dict[int, float]]:
+        return {p: {n: s * self.drift for n, s in cells.items()} for p, cells in self.cells.items()}
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: milliseconds by profile and batch."""
+        return {
+            "ms": {p: {str(n): round(1e3 * s, 4) for n, s in cells.items()} for p, cells in self.now().items()},
+            "drift": round(self.drift, 4),
+            "tail": round(self.tail, 4),
+        }
+
+
+def straight(cells: Mapping[int, float], max_batch: int) -> list[float]:
+    """Seconds for 0..max_batch images; entry 0 is 0. Beyond the last cell its line goes on; it never falls."""
+    known = sorted(cells.items())
+    if len(known) == 1:
+        ((n0, s0),) = known
+        return [s0 * n / n0 for n in range(max_batch + 1)]
+    row, at = [0.0], 0
+    for n in range(1, max_batch + 1):
+        while at + 2 < len(known) and known[at + 1][0] < n:
+            at += 1
+        (n0, s0), (n1, s1) = known[at], known[at + 1]
+        row.append(max(row[-1], s0 + (s1 - s0) * (n - n0) / (n1 - n0)))
+    return row
+
+
+# --- Measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure(
+    run: Callable[[str, int], object],
+    profiles: Sequence[str],
+    max_batch: int,
+    longest: float,
+    seconds: float = 3.0,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> LatencyTable:
+    """Time `run(profile, batch)` in rounds over all profiles and batches, until about `seconds` have passed.
+
+    In rounds, so that what disturbs the machine for a while disturbs all cells alike; a cell is the lower quartile of
+    its runs (what else runs on the machine only ever adds), and no more than 1.2 times what the same images took in
+    smaller batches. Batches that would take longer than `longest` (no policy would choose them) are left out, and so
+    are those that the first round has no time for: the table goes on in straight lines there. Batch 1 is always timed.
+    """
+    end = clock() + seconds
+    runs: dict[tuple[str, int], list[float]] = {}
+    for batch in [n for n in BATCHES if n <= max_batch]:
+        for profile in profiles:
+            if batch > 1:
+                guess = batch * runs[profile, 1][0]
+                if guess > longest or clock() + 2 * guess > end:
+                    continue
+            run(profile, batch)  # the first run of a width prepares its weights, of a batch its working memory
+            runs[profile, batch] = [timed(run, profile, batch, clock)]
+    for _ in range(MOST_RUNS - 1):
+        for (profile, batch), times in runs.items():
+            if batch > 1 and clock() + times[0] > end:
+                continue
+            if clock() > end and len(times) >= LEAST_RUNS:
+                continue
+            times.append(timed(run, profile, batch, clock))
+            if progress is not None:
+                progress.update(1)
+    table: dict[str, dict[int, float]] = {profile: {} for profile in profiles}
+    for (profile, batch), times in runs.items():  # small batches first
+        cells, found = table[profile], sorted(times)[len(times) // 4]
+        table[profile][batch] = min([found, *(1.2 * s * batch / n for n, s in cells.items())])
+    return LatencyTable(table, max_batch)
+
+
+def timed(run: Callable[[str, int], object], profile: str, batch: int, clock: Callable[[], float]) -> float:
+    start = clock()
+    run(profile, batch)
+    return clock() - start
+
+
+# --- Files --------------------------------------------------------------------------------------------------------
+
+
+def read_table(path: str | Path) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
+    """Seconds by profile and batch, and accuracies, of a file such as
+
+    {"ms": {"8": {"1": 2.5, "8": 16.0}, "1": {"1": 1.0}}, "accuracy": {"8": 93.9, "1": 92.1}}
+    """
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        times = {
+            str(profile): {int(n): 1e-3 * float(ms) for n, ms in cells.items()}
+            for profile, cells in record["ms"].items()
+        }
+        given = record.get("accuracy") or {}
+        accuracies = {profile: None if given.get(profile) is None else float(given[profile]) for profile in times}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServeError(f"{path}: cannot be read as a latency table: {error}") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ServeError(
+            f'{path}: not a latency table; write {{"ms": {{"8": {{"1": 2.5}}, ...}}, "accuracy": {{"8": 93.9, ...}}}} '
+            "(milliseconds by profile and batch)"
+        ) from error
+    LatencyTable(times)  # says what is wrong with the numbers
+    return times, accuracies

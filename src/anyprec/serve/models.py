@@ -1,0 +1,355 @@
+"""The models of one server: paths in; loaded models with their schedulers out, renewed when a file is replaced.
+
+A new file is opened and verified beside the old one; only if it is whole does it take over. Requests that were accepted
+before are answered. Called by cli_serve.py, and by app.py for every request; everything slow runs in other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anyprec.errors import AnyprecError, ServeError, TruncatedFile
+from anyprec.format import INPUT, ModelFile
+from anyprec.progress import Progress
+from anyprec.run.model import PackedModel, load
+from anyprec.serve.logs import log
+from anyprec.serve.protocol import Signature, Tensor
+from anyprec.serve.queue import Limits
+from anyprec.serve.scheduler import Done, Outcome, Scheduler, call_each
+
+VERSION = "1"  # the one version a model has: a replaced file takes its place, and URLs with a version keep working
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+Stamp = tuple[int, int, int, int]  # device, inode, time of change, size
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of every model of a server."""
+
+    slo_s: float = 0.05
+    policy: str = "adaptive"
+    bits: int | str | None = None  # of the policy "fixed"
+    layout: str = "NCHW"
+    threads: int = 1  # of one call
+    engine_threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+    max_pixels: int = 1 << 20
+    memory_budget: int | None = None
+    warm_up_s: float = 3.0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One file as it is served. Replaced as a whole, so that a request never sees half of a change."""
+
+    model: PackedModel
+    scheduler: Scheduler
+    signature: Signature
+    accuracies: Mapping[str, float | None]
+    stamp: Stamp
+    since: float  # Unix time
+
+
+Deliver = Callable[[list[tuple[Done, Outcome]]], None]
+MakeScheduler = Callable[[PackedModel, Settings, Deliver], Scheduler]
+
+
+def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> Scheduler:
+    """Measures the latency table, which takes warm_up_s seconds at most."""
+    scheduler = Scheduler(
+        model,
+        policy=settings.policy,
+        bits=settings.bits,
+        slo=settings.slo_s,
+        limits=settings.limits,
+        engine_threads=settings.engine_threads,
+        threads_per_call=settings.threads,
+        deliver=deliver,
+    )
+    with Progress(f"measure {model.name}", unit="cell") as progress:
+        scheduler.warm_up(progress, settings.warm_up_s)
+    scheduler.start()
+    return scheduler
+
+
+class Served:
+    """A name, its file, and what is loaded of it now."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path = name, path
+        self.now: Loaded | None = None
+        self.reason = "not loaded yet"  # why `now` is None
+        self.loads = 0
+        self.refused: Stamp | None = None  # a broken file is not tried again until it changes
+        self.seen: Stamp | None = None  # a change is believed when it is seen twice: a copy may still be running
+
+    @property
+    def state(self) -> str:
+        return "UNAVAILABLE" if self.now is None else "READY"
+
+
+class Models:
+    def __init__(
+        self,
+        paths: Mapping[str, str],
+        settings: Settings,
+        deliver: Deliver = call_each,
+        make: MakeScheduler = make_scheduler,
+        on_load: Callable[[str, bool], None] = lambda name, good: None,
+    ) -> None:
+        self.settings = settings
+        self.deliver = deliver
+        self.make = make
+        self.on_load = on_load
+        self.served = {name: Served(name, path) for name, path in paths.items()}
+        self._changing = threading.RLock()  # one load at a time: two would share the memory and the cores
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._leaving: list[threading.Thread] = []
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self.served.values())
+
+    def get(self, name: str) -> Served | None:
+        return self.served.get(name)
+
+    @property
+    def ready(self) -> bool:
+        return all(served.now is not None for served in self)
+
+    # --- loading ---
+
+    def load_all(self) -> None:
+        for served in self:
+            self.load(served)
+
+    def load(self, served: Served) -> None:
+        """Open the file, new or again; on an error nothing changes, and it is raised."""
+        with self._changing:
+            before = served.now
+            stamp = None
+            try:
+                stamp = stamp_of(served.path)
+                model, signature, stamp = open_model(served.path, self.settings)
+                self._take_over(served, before, model, signature, stamp)
+            except AnyprecError:
+                served.refused = stamp
+                self.on_load(served.name, False)
+                if before is None:
+                    served.reason = "its file was refused; the server's log says why"
+                raise
+            served.loads += 1
+            served.refused = served.seen = None
+            self.on_load(served.name, True)
+
+    def _take_over(
+        self, served: Served, before: Loaded | None, model: PackedModel, signature: Signature, stamp: Stamp
+    ) -> None:
+        accuracies = {name: model.accuracy(name) for name in model.profiles}
+        if before is not None and before.signature == signature:
+            before.scheduler.replace_model(model)  # what waits is answered by the new file
+            scheduler = before.scheduler
+        else:
+            # Requests that wait may have another shape, or name a width the new file lacks: the old file answers them.
+            scheduler = self.make(model, self.settings, self.deliver)
+            if before is not None:
+                carry_policy(before.scheduler, scheduler)
+        served.now = Loaded(model, scheduler, signature, accuracies, stamp, time.time())
+        if before is not None and scheduler is not before.scheduler:
+            self._drain_aside(before.scheduler)
+
+    def unload(self, served: Served) -> None:
+        with self._changing:
+            before, served.now, served.reason = served.now, None, "unloaded"
+            if before is not None:
+                self._drain_aside(before.scheduler)
+
+    def _drain_aside(self, scheduler: Scheduler) -> None:
+        self._leaving = [thread for thread in self._leaving if thread.is_alive()]
+        thread = threading.Thread(target=scheduler.drain, name="anyprec-drain", daemon=True)
+        thread.start()
+        self._leaving.append(thread)
+
+    # --- replaced files ---
+
+    def check(self, at_once: bool = False) -> None:
+        """Load what was replaced since. at_once: also what has been seen in this form only once."""
+        for served in self:
+            with self._changing:
+                if served.now is None and served.reason == "unloaded":
+                    continue
+                try:
+                    stamp = stamp_of(served.path)
+                except ServeError as error:
+                    if served.refused != (0, 0, 0, 0):
+                        log.warning("model file gone, still serving it", model=served.name, error=str(error))
+                        served.refused = (0, 0, 0, 0)
+                    continue
+                held = served.now.stamp if served.now else None
+                if stamp in (held, served.refused):
+                    served.seen = None
+                    continue
+                if served.seen != stamp and not at_once:
+                    served.seen = stamp
+                    continue
+                try:
+                    self.load(served)
+                except AnyprecError as error:
+                    served.refused = stamp
+                    log.error("new model file refused, the old one stays", model=served.name, error=str(error))
+                else:
+                    log.info("model file replaced", model=served.name, path=served.path, loads=served.loads)
+
+    def watch(self, every_s: float = 1.0) -> None:
+        """Look for replaced files from now on, in a thread of its own, until `close`."""
+
+        def look() -> None:
+            while not self._stop.wait(every_s):
+                try:
+                    self.check()
+                except Exception as error:  # the watch goes on, whatever one file did
+                    log.error("looking for replaced files failed", error=repr(error))
+
+        self._watcher = threading.Thread(target=look, name="anyprec-watch", daemon=True)
+        self._watcher.start()
+
+    # --- the end ---
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Answer what was accepted, then stop."""
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        for served in self:
+            if served.now is not None:
+                served.now.scheduler.drain(timeout_s)
+        for thread in self._leaving:
+            thread.join(timeout_s)
+
+
+def carry_policy(old: Scheduler, new: Scheduler) -> None:
+    """What was set on the page stays, unless the new file lacks that width."""
+    with contextlib.suppress(AnyprecError):
+        new.set_policy(*old.policy)
+
+
+def open_model(path: str, settings: Settings) -> tuple[PackedModel, Signature, Stamp]:
+    """Read twice (by the format and by the engine): both must have seen the same file."""
+    for _ in range(5):
+        stamp = stamp_of(path)
+        with ModelFile(path) as file:
+            if file.size != file.total:
+                raise TruncatedFile(f"{path} has {file.size:,} of its {file.total:,} bytes; fetch it again")
+            shapes = {name: tuple(file.checked.values[name]) for name in file.graph_json["outputs"]}
+        model = load(
+            path,
+            threads=settings.threads,
+            layout=settings.layout,
+            memory_budget=settings.memory_budget,
+            verify=True,
+        )
+        if stamp_of(path) == stamp:
+            return model, signature_of(model, shapes, settings), stamp
+    raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
+
+
+def stamp_of(path: str) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ServeError(f"there is no model file {path}: {error.strerror}") from error
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> Signature:
+    height, width, channels = model.input_shape
+    if height == width == 1:
+        shape: tuple[int, ...] = (-1, channels)
+    else:
+        shape = axes((height, width, channels), settings.layout)
+    return Signature(
+        input=Tensor(INPUT, "UINT8" if model.takes_uint8 else "FP32", shape),
+        takes_uint8=model.takes_uint8,
+        outputs=tuple(
+            Tensor(name, "FP32", (-1, size(c)) if h == w == 1 else axes((h, w, c), settings.layout))
+            for name, (h, w, c) in outputs.items()
+        ),
+        labels=model.labels,
+        profiles=model.profiles,
+        layout=settings.layout,
+        max_batch=settings.limits.max_batch,
+        max_pixels=settings.max_pixels,
+    )
+
+
+def axes(shape: Sequence[int | None], layout: str) -> tuple[int, ...]:
+    h, w, c = map(size, shape)
+    return (-1, c, h, w) if layout == "NCHW" else (-1, h, w, c)
+
+
+def size(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def named_paths(given: Sequence[str]) -> dict[str, str]:
+    """['net.apm', 'small=dir/other.apm'] -> {'net': 'net.apm', 'small': 'dir/other.apm'}."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not equals or "/" in name:
+            name, path = Path(one).stem, one
+        if not NAME.fullmatch(name):
+            raise ServeError(f"{name!r} cannot be a model's name: letters, digits, _ . - only; write NAME={path}")
+        if name == "stats":
+            raise ServeError(f"no model can be called 'stats', for /v2/models/stats is all of them; write NAME={path}")
+        if name in found:
+            raise ServeError(f"two models are called {name!r}; write NAME={path} with another name")
+        found[name] = path
+    return found
+
+
+def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
+    """GET /v2/models/NAME. `parameters` is ours: what a client may want to know of the widths."""
+    signature = loaded.signature
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": "anyprec",
+        "inputs": [signature.input.record()],
+        "outputs": [tensor.record() for tensor in signature.outputs],
+        "parameters": {
+            "layout": signature.layout,
+            "datatypes": list(signature.datatypes),
+            "widths": list(loaded.model.widths),
+            "profiles": list(signature.profiles),
+            "accuracy": dict(loaded.accuracies),
+            "max_batch": signature.max_batch,
+            "slo_ms": settings.slo_s * 1e3,
+            "labels": len(signature.labels),
+        },
+    }
+
+
+def triton_config(name: str, loaded: Loaded) -> dict[str, Any]:
+    """GET /v2/models/NAME/config: Triton's form of the same, which some of its clients read."""
+
+    def tensor(one: Tensor) -> dict[str, Any]:
+        return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": list(one.shape[1:])}
+
+    return {
+        "name": name,
+        "platform": "anyprec",
+        "backend": "anyprec",
+        "max_batch_size": loaded.signature.max_batch,
+        "input": [tensor(loaded.signature.input)],
+        "output": [tensor(one) for one in loaded.signature.outputs],
+    }

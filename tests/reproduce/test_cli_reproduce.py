@@ -1,0 +1,75 @@
+"""`anyprec reproduce` from the command line: one experiment in full, done once, and mistakes in one line."""
+
+import json
+
+import pytest
+
+from anyprec.cli import main
+from anyprec.report.record import load
+from anyprec.reproduce import store as store_module
+from anyprec.reproduce.catalog import EXPERIMENTS
+
+
+def test_list(capsys):
+    assert main(["reproduce", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+    assert main(["reproduce", "list", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["tabel1"], "did you mean 'table1'?"),
+        (["table1", "--scale", "tiny"], "reproduce needs a folder"),
+        (["table1", "--scale", "huge"], "invalid choice: 'huge'"),
+    ],
+)
+def test_mistakes(argv, words, capsys):
+    assert main(["reproduce", *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_experiment_from_training_to_report(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    argv = ["reproduce", "gaps", "uca", "--scale", "tiny", "--out", str(out), "--jobs", "1", "--json"]
+    assert main(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["experiments"]) == {"gaps", "uca"} and not found["failed"]
+    result = load(out / "gaps")
+    assert result.trainings[0]["seconds"] > 0 and result.machine["python"]
+    assert [len(row.values) for row in result.tables[0].rows] == [9, 9]
+    kept = {c["sentence"]: c["holds"] for c in found["experiments"]["gaps"]["claims"]}
+    assert kept["Calibration leaves the trained widths as they were."]
+    for picture in (*result.pictures, *load(out / "uca").pictures):
+        assert list(out.glob(f"*/{picture.name}.png")) and list(out.glob(f"*/{picture.name}.csv"))
+    text = (out / "report.html").read_text()
+    assert text.count("data:image/png;base64,") == 3 and "Not run yet" in text
+    assert json.loads((out / "run.json").read_text())["scale"] == "tiny"
+
+    # Again: nothing is trained or computed, the report is made anew.
+    monkeypatch.setattr(store_module.Store, "train", lambda *_: pytest.fail("it is done"))
+    monkeypatch.setattr("anyprec.reproduce.pool.perform", lambda *_: pytest.fail("it is done"))
+    (out / "report.html").unlink()
+    assert main(argv) == 0
+    assert (out / "report.html").read_text() == text
+    capsys.readouterr()
+
+    # Another scale in the same folder is refused.
+    assert main([*argv[:4], "small", *argv[5:]]) == 2
+    assert "holds a run at scale tiny" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_everything_at_tiny_scale(tmp_path, capsys):
+    assert main(["reproduce", "all", "--scale", "tiny", "--out", str(tmp_path), "--jobs", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["experiments"]) == set(EXPERIMENTS) and not found["failed"]
+    text = (tmp_path / "report.html").read_text()
+    assert "Not run yet" not in text
+    for name in EXPERIMENTS:
+        result = load(tmp_path / name)
+        assert result.tables and result.claims and result.pictures and result.scaled
+        for picture in result.pictures:
+            assert (tmp_path / name / f"{picture.name}.png").stat().st_size > 4_000
