@@ -1,6 +1,8 @@
-"""Draws camvid.png: test images of CamVid, their masks, and what a model file says of them at each width.
+"""Draws camvid.png: what a model file says of some test images of CamVid at each width.
 
-python docs/img/draw_camvid.py NET.apm DATA_DIR; needs Pillow and the engine. For docs/segmentation.md.
+python docs/img/draw_camvid.py NET.apm DATA_DIR [PICTURE.png]; needs Pillow and the engine. For docs/segmentation.md, whose
+picture shows the answers alone: the data set is for research, and its images are not ours to hand on. With a name of
+your own for the picture, images and labels stand beside them.
 """
 
 import sys
@@ -12,22 +14,22 @@ from PIL import Image, ImageDraw, ImageFont
 import anyprec
 from anyprec.data import VOID, load_data
 from anyprec.data.annotated import CAMVID_CLASSES
-from anyprec.run.segmentation import colours, overlaid
+from anyprec.run.segmentation import colours
 
 SHOWN = (0, 75, 140, 220)  # of the 233 test images: different streets and lights
 GAP, HEAD, LEGEND = 4, 22, 26
 
 
-def main(file: str, folder: str) -> None:
+def main(file: str, folder: str, out: str = "") -> None:
     model, data = anyprec.load(file, layout="NHWC"), load_data("camvid", "test", folder)
     palette = colours(CAMVID_CLASSES, len(CAMVID_CLASSES))
-    heads = ["image", "labels", *("float" if k == 32 else f"{k} bit" for k in model.widths)]
+    heads = [*(["image", "labels"] if out else []), *("float" if k == 32 else f"{k} bit" for k in model.widths)]
     rows = []
     for i in SHOWN:
         image, mask = data.pair(i)
         labels = np.where((mask == VOID)[:, :, None], 0, palette[np.where(mask == VOID, 0, mask)]).astype(np.uint8)
         answers = [model(image[None], bits=k)[0].argmax(axis=2) for k in model.widths]
-        rows.append([image, labels, *(overlaid(image, answer, palette, 0.8) for answer in answers)])
+        rows.append([*([image, labels] if out else []), *(palette[answer] for answer in answers)])
     height, width = rows[0][0].shape[:2]
     size = len(heads) * (width + GAP) - GAP, HEAD + len(rows) * (height + GAP) + LEGEND
     sheet = Image.new("RGB", size, "white")
@@ -42,7 +44,7 @@ def main(file: str, folder: str) -> None:
         x, y = i * step, size[1] - LEGEND + 6
         pen.rectangle((x + 2, y, x + 18, y + 16), fill=tuple(palette[i].tolist()))
         pen.text((x + 24, y + 8), name, fill="black", font=font, anchor="lm")
-    sheet.save(Path(__file__).with_name("camvid.png"), optimize=True)
+    sheet.save(out or Path(__file__).with_name("camvid.png"), optimize=True)
 
 
 if __name__ == "__main__":

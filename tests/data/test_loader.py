@@ -223,7 +223,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"augment": "imagenet"},
         "augment='imagenet' cuts photographs of any size, but made holds arrays; choose none,",
     ),
-    ({"data": [1, 2]}, "data is a list, must be ArrayData or FileData; see load_data()"),
+    ({"data": [1, 2]}, "data is a list, must be ArrayData, FileData or MaskData; see load_data()"),
 ]
 
 

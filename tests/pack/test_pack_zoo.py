@@ -20,6 +20,9 @@ NETS = {
     "mobilenetv2": ({"width": 0.25}, 8),
     "resnet18": ({"width": 0.125}, 40),
     "resnet50": ({"width": 0.125}, 40),
+    "deeplab-small": ({"width": 0.5, "pyramid": 8, "skip": "quantised"}, 33),
+    "deeplab-resnet18": ({"width": 0.125, "pyramid": 8, "blocks": (1, 1, 1, 2)}, 40),
+    "deeplab-resnet50": ({"width": 0.125, "pyramid": 8, "blocks": (1, 1, 1, 2)}, 40),
 }
 
 

@@ -1,5 +1,7 @@
 """The engine against the oracle, bit for bit: random graphs, every operation at every width, every kernel."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_check import assert_exact, kernels_built, kernels_used, usable_isas
@@ -8,6 +10,7 @@ from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 
 from anyprec.bits import FLOAT, INTEGER_WIDTHS
+from anyprec.errors import BadGraph, InputError
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, write
 from anyprec.run.model import load
 
@@ -53,6 +56,21 @@ def test_a_batch_is_its_images_one_by_one(isa, tmp_path):
         parts = [model(x[i : i + 1]) for i in range(len(x))]
         for i, y in enumerate(whole if isinstance(whole, tuple) else (whole,)):
             assert_same(y, np.concatenate([p[i] if isinstance(p, tuple) else p for p in parts]), f"seed {seed}")
+
+
+def test_padding_that_makes_an_output_too_large_is_refused(tmp_path):
+    """Its table of taps would take 2.3 GB: refused before anything is allocated, whatever the size of the input."""
+    weight = Weight((1, 1, 1, 1), np.ones((1, 1, 1, 1), F32))
+    window = dict(kernel=[1, 1], stride=[1, 1], pad=[12000] * 4, dilation=[1, 1])
+    attributes = dict(weight="conv", **window, groups=1, signed=False, affine=False)
+    ops = (Op("conv", "conv", (INPUT,), attributes), Op("pool", "adaptive_avg_pool", ("conv",), {"size": [1, 1]}))
+    graph = Graph("padded", (None, None, 1), (GraphProfile("32", 32, 32),), {}, {"conv": weight}, ops, ("pool",), {})
+    write(graph, tmp_path / "net.apm")
+    model = load(tmp_path / "net.apm")
+    with pytest.raises(InputError, match=r"'conv' reads 1 taps for each of 576048001 output pixels; .* below 2\^29"):
+        model(np.ones((1, 1, 1, 1), F32))
+    with pytest.raises(BadGraph, match=r"'conv' \(conv\) reads 1 taps for each of 576,048,001 output pixels"):
+        write(replace(graph, input_shape=(1, 1, 1)), tmp_path / "fixed.apm")
 
 
 def test_a_batch_larger_than_runs_at_once(tmp_path):

@@ -78,12 +78,13 @@ def test_missing_file():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_every_shipped_recipe_builds_its_network(path):
-    from anyprec.data import AUGMENTS, DATASETS
+    from anyprec.data import DATASETS
+    from anyprec.data.augment import find_augment
     from anyprec.train.switch import widths_of
     from anyprec.zoo import ZOO, build
 
     recipe = Recipe.load(path)
-    assert recipe.net in ZOO and recipe.data in DATASETS and recipe.augment in AUGMENTS
+    assert recipe.net in ZOO and recipe.data in DATASETS and find_augment(recipe.augment)
     model = build(
         recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **recipe.net_options
     )

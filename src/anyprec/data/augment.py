@@ -7,7 +7,8 @@ image. Goes out: (n, H', W', C) uint8. There is no state: the same numbers give 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from anyprec.data.masks import VOID
 from anyprec.data.sets import centre_square
 from anyprec.errors import DataError
 
@@ -33,6 +35,8 @@ class Augment:
     resize: always: squeeze or stretch to resize x resize
     side:   photographs, training: a random box of `area` (share of the image) and `ratio` (width / height),
             resized to side x side; testing: short side to `short`, then the middle side x side
+    cut:    photographs with masks, training: scaled by a random factor of `scale`, then a random part of height x
+            width, filled up where the image is smaller; testing: as they are
     """
 
     name: str
@@ -43,6 +47,8 @@ class Augment:
     short: int = 0
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    cut: tuple[int, int] = (0, 0)  # height, width
+    scale: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         if min(self.pad, self.resize, self.side) < 0 or (self.side and (self.pad or self.resize)):
@@ -56,22 +62,31 @@ class Augment:
                 f"augment {self.name!r}: short={self.short} must be at least side={self.side}, "
                 f"area={self.area} lie within 0..1, ratio={self.ratio} be above 0, the smaller first in both"
             )
+        small, large = self.scale
+        both = self.cut[0] > 0 and self.cut[1] > 0 and not (self.pad or self.resize or self.side)
+        if self.cut != (0, 0) and not (both and 0 < small <= large <= 16):
+            raise DataError(
+                f"augment {self.name!r}: cut={self.cut} must be a height and a width, without pad, resize, side, and "
+                f"scale={self.scale} lie within 0..16, the smaller first"
+            )
 
     @property
     def each(self) -> int:
         """Random numbers an image needs, rounded up to blocks of 4; 0 where nothing is random."""
         if self.side:
             return 24  # area and ratio of every attempt, left, top, flip
-        return 4 if self.pad or self.flip else 0  # top, left, flip
+        return 4 if self.pad or self.flip or self.cut[0] else 0  # top, left, flip, scale
 
     def shape(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Shape of an augmented image, given that of the data set."""
+        if self.cut[0]:
+            return (*self.cut, shape[2])
         side = self.side or self.resize
         return (side, side, shape[2]) if side else shape
 
     def apply(self, images: Pixels, draws: Draws | None) -> Pixels:
         """Augment a batch of equal-sized images; `draws` (n, each) in training, None in testing."""
-        assert not self.side, "photographs go through view()"
+        assert not self.side and not self.cut[0], "photographs go through view() or cut_pair()"
         if draws is not None and self.pad:
             images = crop(images, self.pad, draws[:, 0], draws[:, 1])
         if draws is not None and self.flip:
@@ -91,6 +106,42 @@ class Augment:
         pixels = np.asarray(cut.resize((self.side, self.side), Image.Resampling.BILINEAR))
         return pixels[:, ::-1] if self.flip and draw[2 * ATTEMPTS + 2] < 0.5 else pixels
 
+    def cut_pair(self, image: Pixels, mask: Pixels, draw: Draws, fill: tuple[int, ...]) -> tuple[Pixels, Pixels]:
+        """(H, W, 3) and (H, W) -> the same part of both, cut high and wide; outside the image: `fill` and VOID.
+
+        Only the part is resized. 180 x 240 at scale 1.5 is 270 x 360: a cut of 120 x 160 is 80 x 107 of its pixels.
+        """
+        from PIL import Image
+
+        factor = self.scale[0] + float(draw[3]) * (self.scale[1] - self.scale[0])
+        spans = [
+            _span(old, max(1, round(old * factor)), new, float(draw[axis]))
+            for axis, (old, new) in enumerate(zip(mask.shape, self.cut, strict=True))
+        ]
+        (y, height, top, bottom), (x, width, left, right) = spans
+        box = (left, top, right, bottom)
+        pixels = np.empty((*self.cut, 3), np.uint8)
+        pixels[:] = fill
+        labels = np.full(self.cut, VOID, np.uint8)
+        place = np.s_[y : y + height, x : x + width]
+        size = width, height
+        pixels[place] = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR, box))
+        labels[place] = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST, box))
+        if self.flip and draw[2] < 0.5:
+            pixels, labels = pixels[:, ::-1], labels[:, ::-1]
+        return pixels, labels
+
+
+def _span(old: int, scaled: int, new: int, draw: float) -> tuple[int, int, float, float]:
+    """Along one axis: where the image lies in the cut, how far it reaches there, from where to where it is taken.
+
+    An image that is smaller than the cut lies anywhere in it; of a larger one any part is taken.
+    """
+    at = int(draw * (abs(scaled - new) + 1))
+    if scaled < new:
+        return at, scaled, 0.0, float(old)
+    return 0, new, at * old / scaled, (at + new) * old / scaled
+
 
 AUGMENTS: dict[str, Augment] = {
     a.name: a
@@ -100,6 +151,8 @@ AUGMENTS: dict[str, Augment] = {
         Augment("crop-flip", pad=4, flip=True),  # the paper's CIFAR-10 setting
         Augment("svhn", resize=40),  # the input size of CNN-8; nothing random
         Augment("imagenet", side=224, short=256, flip=True),
+        Augment("voc", cut=(513, 513), scale=(0.5, 2.0), flip=True),  # DeepLab's
+        Augment("camvid", cut=(120, 160), scale=(0.75, 1.5), flip=True),  # of 180 x 240
     )
 }
 
@@ -107,6 +160,10 @@ AUGMENTS: dict[str, Augment] = {
 def find_augment(augment: str | Augment) -> Augment:
     if isinstance(augment, Augment):
         return augment
+    # "voc-321x321" is "voc" with another cut.
+    sized = re.fullmatch(r"(\w+)-(\d{1,5})x(\d{1,5})", str(augment))
+    if sized and sized[1] in AUGMENTS and AUGMENTS[sized[1]].cut[0]:
+        return replace(AUGMENTS[sized[1]], name=augment, cut=(int(sized[2]), int(sized[3])))
     if augment not in AUGMENTS:
         raise DataError(f"augment={augment!r} is not known; choose one of {', '.join(AUGMENTS)}")
     return AUGMENTS[augment]

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyprec.data import cifar10, digits, draws, folder, idx, svhn
+import numpy as np
+
+from anyprec.data import annotated, cifar10, digits, draws, folder, idx, svhn, voc
 from anyprec.data.download import Remote, fetch, locked, unpack
+from anyprec.data.masks import MaskData
 from anyprec.data.sets import ArrayData, FileData
 from anyprec.errors import DataError
 
 SPLITS = ("train", "test")
+Data = ArrayData | FileData | MaskData
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Spec:
 
     name: str
     about: str  # one line
-    read: Callable[[Any, str], ArrayData | FileData]  # (root, split)
+    read: Callable[[Any, str], Data]  # (root, split)
     augment: str  # the setting it is usually trained with
     layout: str = ""  # what its folder must hold; empty: embedded, needs no folder
     find: Callable[[Path, str], tuple[list[Path], list[str]]] | None = None  # (files there, names missing)
@@ -78,13 +82,35 @@ DATASETS: dict[str, Spec] = {
             folder.IMAGENET_LAYOUT,
         ),
         Spec("folder", "your own images, one folder a class", folder.read_folder, "imagenet", folder.LAYOUT),
+        Spec(
+            "camvid",
+            "600 street scenes, 11 classes, a mask each",
+            annotated.read_camvid,
+            "camvid",
+            annotated.CAMVID_LAYOUT,
+        ),
+        Spec(
+            "voc",
+            "Pascal VOC 2012 and SBD: 12,031 photographs, a mask each",
+            voc.read_voc,
+            "voc",
+            voc.LAYOUT,
+        ),
+        Spec(
+            "voc-animals",
+            "1,421 photographs of VOC 2012 that show animals, a mask each",
+            annotated.read_animals,
+            "voc",
+            annotated.ANIMALS_LAYOUT,
+        ),
+        Spec("masks", "your own images, a mask each", annotated.read_masks, "voc", annotated.LAYOUT),
     )
 }
 
 
 def load_data(
     name: str, split: str, root: str | Path | None = None, *, download: bool = False, limit: int | None = None
-) -> ArrayData | FileData:
+) -> Data:
     """Read a data set.
 
     split:    "train" or "test"
@@ -128,11 +154,17 @@ def _download(spec: Spec, split: str, root: Path) -> None:
                 unpack(path, root)
 
 
-def _limited(data: ArrayData | FileData, split: str, limit: int | None) -> ArrayData | FileData:
+def _limited(data: Data, split: str, limit: int | None) -> Data:
     if limit is None:
         return data
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= len(data):
         raise DataError(
             f"limit={limit!r} is not allowed; {data.name} has {len(data)} {split} images: give 1..{len(data)}"
         )
-    return data.take(draws.balance(data.labels)[:limit])
+    return some_of(data, limit)
+
+
+def some_of(data: Data, count: int) -> Data:
+    """The first of a fixed, class-balanced shuffle; masks have no one class, so theirs is a shuffle alone."""
+    labels = np.zeros(len(data), np.int64) if isinstance(data, MaskData) else data.labels
+    return data.take(draws.balance(labels)[:count])

@@ -1,5 +1,6 @@
 """Batches for training and testing: a data set in, (images (n, H, W, C) float32, labels (n,) int64) out.
 
+Of photographs with masks the labels are (n, H, W), IGNORED where a pixel has no class.
 What a batch holds depends on (seed, epoch, position in the epoch) alone: a run can start at any batch, and
 `world` processes share the batch one process would get. Called by training, evaluation and calibration.
 """
@@ -15,13 +16,14 @@ import numpy.typing as npt
 
 from anyprec.data import draws
 from anyprec.data.augment import Augment, Pixels, find_augment
+from anyprec.data.masks import IGNORED, VOID, MaskData
 from anyprec.data.sets import ArrayData, FileData
 from anyprec.errors import DataError
 
 Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
-def steps_per_epoch(data: ArrayData | FileData, batch_size: int, drop_last: bool) -> int:
+def steps_per_epoch(data: ArrayData | FileData | MaskData, batch_size: int, drop_last: bool) -> int:
     """Batches in one epoch. 100 images in batches of 32: 3 with `drop_last`, else 4."""
     _check_count("batch_size", batch_size, 1)
     if drop_last and batch_size > len(data):
@@ -33,7 +35,7 @@ def steps_per_epoch(data: ArrayData | FileData, batch_size: int, drop_last: bool
 
 
 def batches(
-    data: ArrayData | FileData,
+    data: ArrayData | FileData | MaskData,
     batch_size: int,
     *,
     augment: str | Augment = "none",
@@ -53,8 +55,8 @@ def batches(
     drop_last:  overrides that; a kept last batch may leave some ranks fewer rows, or none
     prefetch:   batches a background thread prepares ahead; 0 prepares each when asked for
     """
-    if not isinstance(data, (ArrayData, FileData)):
-        raise DataError(f"data is a {type(data).__name__}, must be ArrayData or FileData; see load_data()")
+    if not isinstance(data, (ArrayData, FileData, MaskData)):
+        raise DataError(f"data is a {type(data).__name__}, must be ArrayData, FileData or MaskData; see load_data()")
     drop_last = train if drop_last is None else bool(drop_last)
     steps = steps_per_epoch(data, batch_size, drop_last)
     how = find_augment(augment)
@@ -63,14 +65,31 @@ def batches(
             f"augment={how.name!r} cuts photographs of any size, but {data.name} holds arrays; "
             "choose none, crop, crop-flip or svhn"
         )
+    masked = isinstance(data, MaskData)
+    if bool(how.cut[0]) != masked and how != find_augment("none"):
+        fit = "none, voc, camvid or one with a size, such as voc-321x321" if masked else "one that does not cut masks"
+        raise DataError(f"augment={how.name!r} does not go with {data.name}; choose {fit}")
     _check_count("seed", seed, 0, 2**64 - 1)
     _check_count("epoch", epoch, 0, 2**64 - 1)
-    _check_count("start", start, 0, steps)
+    if not masked:
+        _check_count("start", start, 0, steps)
     _check_count("world", world, 1)
     _check_count("rank", rank, 0, world - 1)
     _check_count("prefetch", prefetch, 0)
     if batch_size % world:
         raise DataError(f"batch_size={batch_size} cannot be shared by {world} processes; choose a multiple of {world}")
+
+    if isinstance(data, MaskData):
+        plan = _mask_plan(data, batch_size, how, train, drop_last, seed, epoch)
+        _check_count("start", start, 0, len(plan))
+
+        def prepare_masks(step: int) -> Batch:
+            first = step * batch_size
+            chance = draws.uniform(seed, epoch, first, len(plan[step]), how.each)[rank::world] if train else None
+            return _masked(data, plan[step][rank::world], how, chance)
+
+        todo = range(start, len(plan))
+        return _prefetched(prepare_masks, todo, prefetch) if prefetch else (prepare_masks(step) for step in todo)
 
     order = draws.shuffle(len(data), seed, epoch) if train else np.arange(len(data))
     normalise = normaliser(data.mean, data.std, how.shape(data.shape))
@@ -84,6 +103,35 @@ def batches(
 
     todo = range(start, steps)
     return _prefetched(prepare, todo, prefetch) if prefetch else (prepare(step) for step in todo)
+
+
+def _mask_plan(
+    data: MaskData, batch_size: int, how: Augment, train: bool, drop_last: bool, seed: int, epoch: int
+) -> list[npt.NDArray[np.int64]]:
+    """The rows of each batch. In testing only images of one size share a batch, so that none has to be padded: what is
+    said of an image then depends on the image alone.
+    """
+    if train:
+        order = draws.shuffle(len(data), seed, epoch)
+        groups = [order]
+    else:
+        sizes = data.sizes
+        order = np.lexsort((sizes[:, 1], sizes[:, 0]))  # stable: images of one size stay in order
+        changes = np.flatnonzero((np.diff(sizes[order], axis=0) != 0).any(axis=1)) + 1
+        groups = np.split(order, changes)
+    batches = [group[i : i + batch_size] for group in groups for i in range(0, len(group), batch_size)]
+    return [rows for rows in batches if len(rows) == batch_size] if drop_last else batches
+
+
+def _masked(data: MaskData, rows: npt.NDArray[np.int64], how: Augment, chance: npt.NDArray[np.float64] | None) -> Batch:
+    if len(rows) == 0:  # as in _pixels
+        return np.empty((0, 1, 1, 3), np.float32), np.empty((0, 1, 1), np.int64)
+    if chance is not None and how.cut[0]:
+        images, masks = data.cut(rows, how, chance)
+    else:
+        images, masks = data.read(rows)
+    labels = np.where(masks == VOID, IGNORED, masks.astype(np.int64))
+    return normaliser(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images), labels  # (n, H, W) int64
 
 
 def _pixels(

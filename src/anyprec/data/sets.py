@@ -1,4 +1,4 @@
-"""The data sets the loader takes: `ArrayData` (pixels in memory) and `FileData` (image files on disk).
+"""The data sets of classification: `ArrayData` (pixels in memory) and `FileData` (image files on disk).
 
 Both have len(), labels, classes, mean, std, name, num_classes, shape, `read(indices)` -> (n, H, W, C) uint8
 and `take(indices)` -> a smaller set. Made by the readers, or by a user who has arrays of their own.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ View = Callable[[Any, "npt.NDArray[np.float64] | None"], "npt.NDArray[np.uint8]"
 @dataclass(frozen=True, eq=False)
 class ArrayData:
     """Images in memory, their labels, names of the classes, mean and deviation of x/255 per channel."""
+
+    task: ClassVar[str] = "classification"
 
     images: npt.NDArray[np.uint8]  # (N, H, W, C) uint8
     labels: npt.NDArray[np.int64]  # (N,) int64
@@ -51,7 +53,7 @@ class ArrayData:
         object.__setattr__(self, "classes", tuple(self.classes))
         object.__setattr__(self, "labels", _check_labels(self.labels, len(images), self.classes, self.name))
         for field in ("mean", "std"):
-            object.__setattr__(self, field, _check_channels(field, getattr(self, field), images.shape[3], self.name))
+            object.__setattr__(self, field, check_channels(field, getattr(self, field), images.shape[3], self.name))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -66,15 +68,17 @@ class ArrayData:
         return height, width, channels
 
     def read(self, indices: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-        return self.images.take(_check_indices(indices, len(self), self.name), axis=0)  # (n, H, W, C) uint8
+        return self.images.take(check_indices(indices, len(self), self.name), axis=0)  # (n, H, W, C) uint8
 
     def take(self, indices: npt.ArrayLike) -> ArrayData:
-        rows = _check_indices(indices, len(self), self.name)
+        rows = check_indices(indices, len(self), self.name)
         return replace(self, images=self.images.take(rows, axis=0), labels=self.labels[rows])
 
 
 class FileData:
     """Image files on disk, decoded when read. Images of any size come out RGB, `size` x `size`."""
+
+    task = "classification"
 
     def __init__(
         self,
@@ -98,8 +102,8 @@ class FileData:
         self.classes = tuple(classes)
         self.labels = _check_labels(np.asarray(labels), len(self.paths), self.classes, name)
         self.size = size
-        self.mean = _check_channels("mean", mean, 3, name)
-        self.std = _check_channels("std", std, 3, name)
+        self.mean = check_channels("mean", mean, 3, name)
+        self.std = check_channels("std", std, 3, name)
         self.name = name
         self.threads = threads or min(8, os.cpu_count() or 1)
 
@@ -118,8 +122,8 @@ class FileData:
         self, indices: npt.ArrayLike, view: View | None = None, draws: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.uint8]:
         """Decode: short side to `size`, middle square; or what `view` cuts out, with rows of `draws`."""
-        open_image = _pillow_open()
-        rows = _check_indices(indices, len(self), self.name)
+        open_image = pillow_open()
+        rows = check_indices(indices, len(self), self.name)
 
         def decode(i: int) -> npt.NDArray[np.uint8]:
             path = self.root / self.paths[rows[i]]
@@ -130,7 +134,7 @@ class FileData:
                     image.load()
                     rgb = to_rgb(image)
             except Exception as error:
-                raise _undecodable(path, error) from error
+                raise undecodable(path, error) from error
             if view is None:
                 return centre_square(rgb, self.size, self.size)
             return view(rgb, None if draws is None else draws[i])
@@ -144,7 +148,7 @@ class FileData:
             return np.stack(list(pool.map(decode, range(len(rows)))))  # (n, size, size, 3) uint8
 
     def take(self, indices: npt.ArrayLike) -> FileData:
-        rows = _check_indices(indices, len(self), self.name)
+        rows = check_indices(indices, len(self), self.name)
         return FileData(
             self.root,
             [self.paths[i] for i in rows],
@@ -180,20 +184,20 @@ def centre_square(image: Any, short: int, side: int) -> npt.NDArray[np.uint8]:
 def image_size(path: Path) -> tuple[int, int]:
     """(width, height) from the header of an image file."""
     try:
-        with _pillow_open()(path) as image:
+        with pillow_open()(path) as image:
             return image.size
     except MissingExtra:
         raise
     except Exception as error:
-        raise _undecodable(path, error) from error
+        raise undecodable(path, error) from error
 
 
-def _undecodable(path: Path, error: Exception) -> DataError:
+def undecodable(path: Path | str, error: Exception) -> DataError:
     reason = " ".join(str(error).split()) or type(error).__name__
     return DataError(f"{path} is no image that can be decoded ({reason}); replace or delete the file")
 
 
-def _pillow_open() -> Callable[[Path], Any]:
+def pillow_open() -> Callable[[Path], Any]:
     try:
         from PIL import Image
     except ImportError as error:
@@ -221,7 +225,7 @@ def _check_labels(labels: npt.NDArray[Any], count: int, classes: tuple[str, ...]
     return np.ascontiguousarray(labels, dtype=np.int64)
 
 
-def _check_channels(field: str, values: Sequence[float], channels: int, name: str) -> tuple[float, ...]:
+def check_channels(field: str, values: Sequence[float], channels: int, name: str) -> tuple[float, ...]:
     values = tuple(float(v) for v in values)
     if len(values) != channels:
         raise DataError(f"{name}: {field} has {len(values)} values for {channels} channels; give one per channel")
@@ -234,7 +238,7 @@ def _check_channels(field: str, values: Sequence[float], channels: int, name: st
     return values
 
 
-def _check_indices(indices: npt.ArrayLike, count: int, name: str) -> npt.NDArray[np.int64]:
+def check_indices(indices: npt.ArrayLike, count: int, name: str) -> npt.NDArray[np.int64]:
     rows = np.asarray(indices)
     if rows.size == 0:
         return np.empty(0, np.int64)

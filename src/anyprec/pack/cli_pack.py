@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from anyprec.bits import FLOAT, Profile, parse_widths
-from anyprec.data import DATASETS, batches, cifar10, digits, draws, idx, load_data, svhn
+from anyprec.data import DATASETS, annotated, batches, cifar10, digits, idx, load_data, svhn, voc
+from anyprec.data.catalog import some_of
+from anyprec.data.masks import MaskData
 from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD
 from anyprec.errors import AnyprecError, DataError
 from anyprec.pack.edges import EDGES, Image
@@ -21,6 +23,7 @@ from anyprec.train.evaluate import to_tensor
 from anyprec.train.run import eval_augment
 from anyprec.zoo import ZOO
 
+SEGMENTED = 129  # such networks take any size: what is enough to see that saves seconds over 513
 EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
 # data set -> mean and deviation of x/255 per channel, names of the classes (those of photographs are the user's)
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]] = {
@@ -30,6 +33,10 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...
     "fashion-mnist": (idx.MEAN, idx.STD, idx.CLASSES),
     "imagenet": (PHOTO_MEAN, PHOTO_STD, ()),
     "folder": (PHOTO_MEAN, PHOTO_STD, ()),
+    "camvid": (PHOTO_MEAN, PHOTO_STD, annotated.CAMVID_CLASSES),
+    "voc": (PHOTO_MEAN, PHOTO_STD, voc.CLASSES),
+    "voc-animals": (PHOTO_MEAN, PHOTO_STD, voc.CLASSES),
+    "masks": (PHOTO_MEAN, PHOTO_STD, ()),
 }
 
 
@@ -79,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
 def image_shape(record: dict[str, Any]) -> tuple[int, int, int]:
     """(C, H, W) of the images a zoo network is made for."""
     options = record["net_options"]
-    height, width, channels = ZOO[record["net"]].shape
+    entry = ZOO[record["net"]]
+    height, width, channels = entry.shape
+    if entry.task == "segmentation":
+        height, width = (min(n, SEGMENTED) for n in (height, width))
     if "size" in options:
         height = width = options["size"]
     return options.get("in_channels", channels), height, width
@@ -92,7 +102,11 @@ def training_images(dataset: str | None, folder: str | None, record: dict[str, A
     recipe = record.get("extra", {}).get("recipe", {})
     augment = eval_augment(recipe.get("augment", DATASETS[dataset].augment))
     data = load_data(dataset, "train", folder)
-    some = data.take(draws.balance(data.labels)[:EDGE_IMAGES])
+    if isinstance(data, MaskData):  # photographs of any size: cut to one, as in training
+        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), EDGE_IMAGES // 4)
+        images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
+        return to_tensor(images)
+    some = some_of(data, EDGE_IMAGES)
     images, _ = next(iter(batches(some, len(some), augment=augment, prefetch=0)))
     return to_tensor(images)
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data import AUGMENTS, DATASETS, ArrayData, Augment, FileData
+from anyprec.data import AUGMENTS, DATASETS, ArrayData, Augment, FileData, MaskData
+from anyprec.data.confusion import class_iou, mean_iou, pixel_accuracy
 from anyprec.data.loader import normaliser
 from anyprec.errors import InputError
 from anyprec.progress import Progress
 from anyprec.run.images import target
 from anyprec.run.model import PackedModel
+from anyprec.run.segmentation import measure_masks
 
 # Images that are read together. All profiles run through them in turn, so that what slows the machine down for a while
 # slows them alike; each in one go, so that its weights stay in the cache.
@@ -31,11 +33,13 @@ class Row:
     accuracy: float  # percent
     latency_ms: float  # median over the calls, divided by the batch
     bytes: int  # of the file, from its start
+    miou: float | None = None  # percent, of masks; accuracy is then that of pixels
+    ious: tuple[float, ...] = ()  # percent, a class each; NaN where a class does not occur
 
 
 def measure(
     model: PackedModel,
-    data: ArrayData | FileData,
+    data: ArrayData | FileData | MaskData,
     profiles: Sequence[str],
     *,
     batch: int = 1,
@@ -43,6 +47,8 @@ def measure(
     progress: bool = False,
 ) -> list[Row]:
     """Every image at every profile, `batch` a call, brought to `size` where the model leaves it free."""
+    if isinstance(data, MaskData):
+        return masks_measured(model, data, profiles, batch, size, progress)
     pixels = reader(model, data, size)
     check_classes(model, data, pixels(np.arange(1)), profiles[0])
     right = dict.fromkeys(profiles, 0)
@@ -68,6 +74,28 @@ def measure(
     return [
         Row(p, 100 * right[p] / len(data), 1e3 * float(np.median(times[p])), model.bytes_needed(p)) for p in profiles
     ]
+
+
+def masks_measured(
+    model: PackedModel, data: MaskData, profiles: Sequence[str], batch: int, size: int | None, progress: bool
+) -> list[Row]:
+    if size is not None:
+        raise InputError(f"--size {size} does not go with {data.name}: masks are measured at the size they have")
+    fixed = {n for n in zip(model.input_shape[:2], data.shape[:2], strict=True) if n[0] is not None and n[0] != n[1]}
+    if fixed or model.input_shape[2] != 3:
+        height, width, channels = ("any" if n is None else n for n in model.input_shape)
+        raise InputError(
+            f"{data.name} has colour images of {data.shape[0]} x {data.shape[1]}, {model.name} takes {height} x "
+            f"{width} of {channels} channels; name the data set it was trained on"
+        )
+    counts, times = measure_masks(model, data, profiles, batch=batch, progress=progress)
+    return [
+        Row(
+            p, pixel_accuracy(counts[p]), 1e3 * float(np.median(times[p])), model.bytes_needed(p), mean_iou(counts[p]),
+            tuple(class_iou(counts[p]).tolist()),
+        )
+        for p in profiles
+    ]  # fmt: skip
 
 
 def reader(

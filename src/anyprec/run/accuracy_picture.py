@@ -19,10 +19,12 @@ def draw(rows: Sequence[Row], title: str, path: str | Path) -> None:
     importlib.import_module("matplotlib").use("Agg")
     plt = importlib.import_module("matplotlib.pyplot")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), dpi=150)
-    panel(left, rows, [row.accuracy for row in rows], BLUE)
-    left.set_ylabel("test accuracy, %")
-    least = min(row.accuracy for row in rows)
-    left.set_ylim(max(0, least - max(2, (100 - least) / 2)), 100)  # a point less is a small step, not a cliff
+    values = [row.accuracy if row.miou is None else row.miou for row in rows]
+    panel(left, rows, values, BLUE)
+    left.set_ylabel("test accuracy, %" if rows[0].miou is None else "mean IoU, %")
+    least = min(values)
+    most = 100 if rows[0].miou is None else min(100, max(values) + 10)
+    left.set_ylim(max(0, least - max(2, (most - least) / 2)), most)  # a point less is a small step, not a cliff
     panel(right, rows, [1e3 * row.latency_ms for row in rows], ORANGE)
     right.set_ylabel("microseconds an image")
     right.set_ylim(bottom=0)

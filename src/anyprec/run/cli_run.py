@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from anyprec.data import load_data
 from anyprec.errors import AnyprecError, InputError, UnsupportedBits
 from anyprec.format.cli_inspect import table
 from anyprec.progress import Progress
+from anyprec.run import segmentation
 from anyprec.run.accuracy import Row, measure
 from anyprec.run.cli_bench import at_least_one, check_picture
 from anyprec.run.images import Batch, count, find_files, read_batches
-from anyprec.run.model import LAYOUTS, PackedModel, load
+from anyprec.run.model import LAYOUTS, PackedModel, is_random, load
 
 MANY = 100  # images from which on a progress bar is worth its line
 
@@ -35,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model file (.apm) of `anyprec pack`")
     parser.add_argument("images", nargs="*", help=".npy arrays, image files (JPEG, PNG, ...), or folders of them")
     parser.add_argument(
-        "--bits", help="such as 4, 1-8,32, all, or a mixed profile (default: the widest; a test set: all)"
+        "--bits",
+        help="such as 4, 1-8,32, all, a mixed profile, or random: drawn for each image (default: the widest; a test "
+        "set: all)",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads a call (default: 1)")
     parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
@@ -46,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument("--layout", choices=LAYOUTS, help="of .npy arrays (default: seen from the channels)")
     images.add_argument("--top", type=int, metavar="N", help="classes to show (default: 3)")
     images.add_argument("--out", metavar="FILE.npy", help="also write the outputs")
+    images.add_argument("--masks", metavar="DIR", help="of a segmentation: also write coloured masks and overlays")
     tests = parser.add_argument_group("for a test set")
     tests.add_argument("--dataset", metavar="NAME", help="accuracy over this data set's test images, such as digits")
     tests.add_argument("--data", metavar="DIR", help="folder that holds it (the embedded digits need none)")
@@ -72,7 +77,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise AnyprecError(f"got both images ({args.images[0]}) and --dataset {args.dataset}; give one of them")
     if args.dataset is None and not args.images:
         raise AnyprecError("no images; give .npy arrays, image files or folders, or --dataset NAME for the accuracy")
-    odd = ("layout", "top", "out") if args.dataset is not None else ("data", "limit", "batch", "picture")
+    odd = ("layout", "top", "out", "masks") if args.dataset is not None else ("data", "limit", "batch", "picture")
     for name in odd:
         if getattr(args, name) is not None:
             needs = "images, not with --dataset" if args.dataset is not None else "--dataset NAME, not with images"
@@ -85,6 +90,9 @@ def chosen_profiles(model: PackedModel, text: str | None, default: Sequence[str]
         return list(default)
     if text.strip() == "all":
         return list(model.profiles)
+    if is_random(text.strip()):  # random:2,4,8 has commas of its own
+        model.drawn_among(text.strip())
+        return [text.strip()]
     names: list[str] = []
     for part in (p.strip() for p in text.split(",")):
         is_widths = re.fullmatch(r"-?[0-9]+(-[0-9]+)?|float|fp32", part, re.IGNORECASE)
@@ -104,6 +112,8 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
     top = at_least_one(3 if args.top is None else args.top, "--top")
     if args.out:
         check_out(args.out)
+    if args.masks:
+        segmentation.check_folder(args.masks)
     files = find_files(args.images)
     total = sum(map(count, files)) * len(profiles)
     records: list[dict[str, Any]] = []
@@ -112,15 +122,24 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
         for path in files:
             for batch in read_batches(path, model, args.layout, args.size):
                 answers: dict[str, list[Any]] = {}
+                drawn: dict[str, list[Any]] = {}
                 for profile in profiles:
-                    y = run_batch(model, batch, profile, path)
-                    answers[profile] = [answer(model, image, top) for image in y[0]]
+                    if is_random(profile):
+                        y, drawn[profile] = run_each(model, batch, profile, path)
+                    else:
+                        y = run_batch(model, batch, profile, path)
+                    answers[profile] = [answer(model, image, top, batch.layout) for image in y[0]]
+                    if args.masks:
+                        write_masks(args.masks, model, batch, y[0], profile)
                     if args.out:  # else maps of many images would fill the memory for nothing
                         outputs[profile].append(y)
                     if bar:
                         bar.update(len(batch.names))
                 for i, name in enumerate(batch.names):
-                    records.append({"image": name, "bits": {profile: answers[profile][i] for profile in profiles}})
+                    record = {"image": name, "bits": {profile: answers[profile][i] for profile in profiles}}
+                    if drawn:
+                        record["drawn"] = {profile: widths[i] for profile, widths in drawn.items()}
+                    records.append(record)
     if args.out:
         save(outputs, args.out)
     if args.json:
@@ -138,15 +157,51 @@ def run_batch(model: PackedModel, batch: Batch, profile: str, path: Path) -> tup
     return y if isinstance(y, tuple) else (y,)
 
 
-def answer(model: PackedModel, y: npt.NDArray[np.float32], top: int) -> Any:
-    """The `top` highest scores of one image, highest first, equal ones in order of class; of a map, its range."""
-    if y.ndim > 1:
-        return {"shape": list(y.shape), "least": number(y.min()), "most": number(y.max())}
+def run_each(
+    model: PackedModel, batch: Batch, profile: str, path: Path
+) -> tuple[tuple[npt.NDArray[np.float32], ...], list[Any]]:
+    """Image by image, each with a width of its own: the outputs, and the widths that were drawn."""
+    outputs, drawn = [], []
+    for i in range(len(batch.names)):
+        outputs.append(run_batch(model, replace(batch, images=batch.images[i : i + 1]), profile, path))
+        drawn.append(model.last_bits)
+    return tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True)), drawn
+
+
+def answer(model: PackedModel, y: npt.NDArray[np.float32], top: int, layout: str) -> Any:
+    """The `top` highest scores of one image, highest first, equal ones in order of class; of a map, its range, and
+    where it has a score for each of the file's labels, the `top` classes with most pixels.
+    """
     labels = model.labels
+    if y.ndim > 1:
+        found: dict[str, Any] = {"shape": list(y.shape), "least": number(y.min()), "most": number(y.max())}
+        axis = 0 if layout == "NCHW" else 2
+        if labels and y.shape[axis] == len(labels):
+            shares = np.bincount(np.argmax(y, axis=axis).ravel(), minlength=len(labels)) / (y.size // len(labels))
+            order = [int(i) for i in np.argsort(-shares, kind="stable")[:top] if shares[i] > 0]
+            found["classes"] = [{"class": i, "label": labels[i], "share": round(float(shares[i]), 6)} for i in order]
+        return found
     return [
         {"class": int(i), "label": labels[i] if i < len(labels) else None, "score": number(y[i])}
         for i in np.argsort(-y, kind="stable")[:top]
     ]
+
+
+def write_masks(folder: str, model: PackedModel, batch: Batch, y: npt.NDArray[np.float32], profile: str) -> None:
+    """street.8bit.png and street.8bit.overlay.png for image street.jpg; x_3.8bit.png for x.npy[3]."""
+    if y.ndim != 4 or batch.images.dtype != np.uint8:
+        why = f"{model.name} gives one answer an image" if y.ndim != 4 else "arrays of floats are no pictures"
+        raise AnyprecError(f"--masks is for a segmentation of image files or uint8 arrays, but {why}; leave it out")
+    images, maps = (a.transpose(0, 2, 3, 1) if batch.layout == "NCHW" else a for a in (batch.images, y))
+    if maps.shape[1:3] != images.shape[1:3] or not 2 <= maps.shape[3] <= 255:
+        raise AnyprecError(
+            f"--masks: {model.name} gives maps of {maps.shape[1:]}, no class for every pixel; leave it out"
+        )
+    palette = segmentation.colours(model.labels, maps.shape[3])
+    bits = f"{profile}bit" if profile.isdigit() else profile
+    for name, image, scores in zip(batch.names, images, maps, strict=True):
+        stem = re.sub(r"\.\w+$|\]", "", name).replace(".npy[", "_")
+        segmentation.save_masks(folder, f"{stem}.{bits}", image, np.argmax(scores, axis=2), palette)
 
 
 def number(value: np.float32) -> float | None:
@@ -161,9 +216,12 @@ def images_table(records: Sequence[dict[str, Any]]) -> str:
             if isinstance(found, dict):  # a map, such as a segmentation's: --out keeps it
                 size = " x ".join(map(str, found["shape"]))
                 cells = [f"{size}, from {shown(found['least'])} to {shown(found['most'])}"]
+                if "classes" in found:
+                    cells = [f"{one['label']}  {100 * one['share']:.1f} %" for one in found["classes"]]
             else:
                 cells = [f"{one['label'] or one['class']}  {shown(one['score'])}" for one in found]
-            rows.append([record["image"], bits_name(profile), *cells])
+            drawn = record.get("drawn", {}).get(profile)
+            rows.append([record["image"], bits_name(profile) if drawn is None else f"{profile}: {drawn}", *cells])
     width = max(map(len, rows))
     heads = ["image", "bits", "best", "then"][:width]
     return table([[*row, *[""] * (width - len(row))] for row in (heads, *rows)])
@@ -220,7 +278,7 @@ def run_test_set(args: argparse.Namespace, model: PackedModel) -> int:
         "isa": model.isa,
     }
     if args.json:
-        print(json.dumps({**about, "rows": [row_record(row) for row in rows]}, indent=2))
+        print(json.dumps({**about, "rows": [row_record(row, data.classes) for row in rows]}, indent=2))
     else:
         print(accuracy_table(about, rows))
     if args.picture:
@@ -237,12 +295,19 @@ def heading(about: dict[str, Any]) -> str:
     return f"{tested}; batch {about['batch']}, {about['threads']} thread{'s' * (about['threads'] > 1)}, {about['isa']}"
 
 
-def row_record(row: Row) -> dict[str, Any]:
-    return {"bits": row.profile, "accuracy": row.accuracy, "latency_ms": row.latency_ms, "bytes": row.bytes}
+def row_record(row: Row, classes: Sequence[str]) -> dict[str, Any]:
+    record = {"bits": row.profile, "accuracy": row.accuracy, "latency_ms": row.latency_ms, "bytes": row.bytes}
+    if row.miou is None:
+        return record
+    ious = {name: None if np.isnan(iou) else iou for name, iou in zip(classes, row.ious, strict=True)}
+    return {**record, "miou": row.miou, "iou": ious}
 
 
 def accuracy_table(about: dict[str, Any], rows: Sequence[Row]) -> str:
-    cells = [["bits", "accuracy", "ms an image", "bytes"]]
+    masks = bool(rows) and rows[0].miou is not None
+    cells = [["bits", *(["mIoU", "pixels right"] if masks else ["accuracy"]), "ms an image", "bytes"]]
     for row in rows:
-        cells.append([bits_name(row.profile), f"{row.accuracy:.2f} %", f"{row.latency_ms:.4f}", f"{row.bytes:,}"])
-    return heading(about) + "\n" + table(cells, right=(1, 2, 3))
+        miou = [] if row.miou is None else [f"{row.miou:.2f} %"]
+        figures = [*miou, f"{row.accuracy:.2f} %", f"{row.latency_ms:.4f}", f"{row.bytes:,}"]
+        cells.append([bits_name(row.profile), *figures])
+    return heading(about) + "\n" + table(cells, right=tuple(range(1, len(cells[0]))))

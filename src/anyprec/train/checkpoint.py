@@ -75,6 +75,7 @@ def save_model(model: nn.Module, path: str | Path, extra: dict[str, Any] | None 
         "kind": "model",
         "net": getattr(model, "zoo_name", None),
         "net_options": dict(getattr(model, "zoo_options", {})),
+        "conversion": getattr(model, "zoo_conversion", None),  # of a float one that was then converted
         "widths": list(widths_of(model)),
         "state_dict": model.state_dict(),
         "extra": extra or {},
@@ -93,6 +94,13 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         from anyprec.zoo import build
 
         model = build(record["net"], **record["net_options"])
+        if conversion := record.get("conversion"):
+            from anyprec.train.convert import convert
+            from anyprec.train.plain import as_float
+
+            model = convert(as_float(model), **conversion)
+            model.zoo_name, model.zoo_options = record["net"], record["net_options"]
+            model.zoo_conversion = conversion
     restore(model, record["state_dict"], path)
     set_bits(model, max(widths_of(model)))
     return model

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_of(path, args.dataset)
     model = load_model(path).to(args.device)
     data = load_data(recipe.data, "train", args.data, limit=args.limit)
-    size = min(args.batch_size, len(data))
+    most = recipe.batch_size if data.task == "segmentation" else len(data)
+    size = min(args.batch_size, most, len(data))
     source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)
     loader = [to_tensor(images, args.device) for _, (images, _) in zip(range(args.batches), source, strict=False)]
     profiles = [Profile.load(p) for p in args.profile]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from anyprec.bits import Profile, parse_widths
 from anyprec.data import DATASETS, load_data
+from anyprec.data.catalog import Data
+from anyprec.data.confusion import Counts, class_iou
 from anyprec.errors import RecipeError
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.evaluate import accuracy_table, evaluate
@@ -30,7 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
     parser.add_argument("--dataset", help="name of the data set (default: the one of the model's recipe)")
     parser.add_argument("--limit", type=int, help="use this many images (default: all)")
-    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--batch-size", type=int, default=500, help="default: 500; for masks at most the recipe's")
     parser.add_argument("--device", default="cpu")
 
 
@@ -50,6 +54,14 @@ def recipe_of(path: Path, dataset: str | None) -> Recipe:
     return Recipe.from_dict({**record, "data": dataset or record["data"]})
 
 
+def class_record(matrix: Counts | None, data: Data) -> dict[str, Any]:
+    """{"iou": {class: percent, or None where it does not occur}}, of masks."""
+    if matrix is None:
+        return {}
+    ious = zip(data.classes, class_iou(matrix).tolist(), strict=True)
+    return {"iou": {name: None if math.isnan(iou) else iou for name, iou in ious}}
+
+
 def run(args: argparse.Namespace) -> int:
     path = model_file(args.model)
     recipe = recipe_of(path, args.dataset)
@@ -58,9 +70,14 @@ def run(args: argparse.Namespace) -> int:
     profiles = [Profile.load(p) for p in args.profile]
     widths = parse_widths(args.widths) if args.widths else ()
     settings: list[Setting] | None = [*widths, *profiles] or None
+    confusions: dict[int | str, Counts] = {}
     results = evaluate(
-        model, data, settings, augment=eval_augment(recipe.augment), batch_size=args.batch_size, device=args.device,
-        progress=not args.json,
+        model, data, settings, augment=eval_augment(recipe.augment),
+        batch_size=min(args.batch_size, recipe.eval_batch_size) if data.task == "segmentation" else args.batch_size,
+        device=args.device, progress=not args.json, confusions=confusions,
     )  # fmt: skip
-    print(json.dumps({str(k): v for k, v in results.items()}) if args.json else accuracy_table(results))
+    if args.json:
+        print(json.dumps({str(k): {**v, **class_record(confusions.get(k), data)} for k, v in results.items()}))
+    else:
+        print(accuracy_table(results))
     return 0

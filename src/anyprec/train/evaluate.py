@@ -1,4 +1,7 @@
-"""Evaluation: top-1 accuracy (and loss) of a model at each width over a data set. Called by run.py and the CLI."""
+"""Evaluation: accuracy (and loss) of a model at each width over a data set. Called by run.py and the CLI.
+
+Accuracy is top-1 for images; for masks it is that of the labelled pixels, and mean IoU comes with it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anyprec.data import ArrayData, FileData, batches
+from anyprec.data import IGNORED, ArrayData, FileData, MaskData, batches
+from anyprec.data.confusion import Counts, confusion, mean_iou, pixel_accuracy
+from anyprec.errors import RecipeError
 from anyprec.progress import Progress
 from anyprec.train.switch import Setting, bits, widths_of
 
@@ -22,7 +27,7 @@ def to_tensor(images: np.ndarray, device: str | torch.device = "cpu") -> torch.T
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data: ArrayData | FileData,
+    data: ArrayData | FileData | MaskData,
     settings: Sequence[Setting] | None = None,
     *,
     augment: str = "none",
@@ -31,14 +36,20 @@ def evaluate(
     progress: bool = False,
     rank: int = 0,
     world: int = 1,
+    confusions: dict[int | str, Counts] | None = None,
 ) -> dict[int | str, dict[str, float]]:
     """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths.
 
-    Of several processes (`world`) each takes its share of the images; all return the result over all of them.
+    Of masks: {"miou", "accuracy", "loss"}, the latter two over labelled pixels; `confusions` is a dict to put each
+    setting's confusion matrix into. Of several processes (`world`) each takes its share of the images; all return the
+    result over all of them.
     """
     settings = list(settings) if settings is not None else list(widths_of(model))
     names = [setting if isinstance(setting, int) else getattr(setting, "name", "mixed") for setting in settings]
+    masked = isinstance(data, MaskData)
+    classes = data.num_classes
     right, loss = np.zeros(len(settings)), np.zeros(len(settings))
+    counts = np.zeros((len(settings), classes, classes) if masked else (0,), np.int64)
     for setting in settings:  # a width the model lacks is refused before any image is read
         with bits(model, setting):
             pass
@@ -53,6 +64,11 @@ def evaluate(
                 for i, setting in enumerate(settings):
                     with bits(model, setting):
                         logits = model(x).float()
+                    if masked:
+                        check_map(logits, y, classes)
+                        counts[i] += confusion(labels, logits.argmax(1).cpu().numpy(), classes)
+                        loss[i] += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
+                        continue
                     right[i] += (logits.argmax(1) == y).sum().item()
                     loss[i] += F.cross_entropy(logits, y, reduction="sum").item()
                 bar.update(world * len(labels))
@@ -62,11 +78,30 @@ def evaluate(
         totals = torch.from_numpy(np.stack([right, loss])).to(device)
         torch.distributed.all_reduce(totals)
         right, loss = totals.cpu().numpy()
+        if masked:
+            pixels = torch.from_numpy(counts).to(device)
+            torch.distributed.all_reduce(pixels)
+            counts = pixels.cpu().numpy()
+    if masked:
+        if confusions is not None:
+            confusions.update(zip(names, counts, strict=True))
+        return {
+            name: {"miou": mean_iou(c), "accuracy": pixel_accuracy(c), "loss": float(v / max(c.sum(), 1))}
+            for name, c, v in zip(names, counts, loss, strict=True)
+        }
     count = len(data)
     return {
         name: {"accuracy": float(100 * r / count), "loss": float(v / count)}
         for name, r, v in zip(names, right, loss, strict=True)
     }
+
+
+def check_map(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
+    if logits.dim() != 4 or logits.shape[2:] != labels.shape[1:] or logits.shape[1] != classes:
+        raise RecipeError(
+            f"the network gives {tuple(logits.shape)} for masks of {tuple(labels.shape)} and {classes} classes; "
+            "segmentation needs a network that gives (N, classes, H, W), such as deeplab-small"
+        )
 
 
 class _silent:
@@ -83,7 +118,13 @@ class _silent:
 
 
 def accuracy_table(results: dict[int | str, dict[str, float]], title: Iterable[str] = ("bits", "accuracy")) -> str:
-    """Two aligned columns for the terminal; 32 is shown as 'float'."""
+    """Aligned columns for the terminal; 32 is shown as 'float'. Of masks a third one, mean IoU."""
+    if results and all("miou" in r for r in results.values()):
+        head = "  ".join(f"{t:>9}" for t in ("bits", "mIoU", "pixels right"))
+        rows = [
+            f"{'float' if k == 32 else k:>9}  {r['miou']:>7.2f} %  {r['accuracy']:>10.2f} %" for k, r in results.items()
+        ]
+        return "\n".join([head, *rows])
     head = "  ".join(f"{t:>9}" for t in title)
     rows = [f"{'float' if k == 32 else k:>9}  {r['accuracy']:>7.2f} %" for k, r in results.items()]
     return "\n".join([head, *rows])

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
 from anyprec.train.layers import quantise_once
 from anyprec.train.switch import set_bits
@@ -26,16 +27,52 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * F.log_softmax(logits, 1)).sum(1).mean()
 
 
-def width_loss(mode: str, logits: Tensor, labels: Tensor, teacher: Tensor | None, label_weight: float) -> Tensor:
+def width_loss(
+    mode: str,
+    logits: Tensor,
+    labels: Tensor,
+    teacher: Tensor | None,
+    label_weight: float,
+    count: Tensor | float | None = None,
+) -> Tensor:
     """The loss of one width. `teacher` is the detached output of a wider width; None for the widest of all.
 
     hard: labels. soft, recursive: the teacher. recursive+label: label_weight * labels + (1 - label_weight) * teacher.
+    Of masks (labels (N, H, W)) it is the mean over the labelled pixels, or their sum divided by `count`.
     """
+    if labels.dim() == 3:
+        return pixel_loss(mode, logits, labels, teacher, label_weight, count)
     if teacher is None or mode == "hard":
         return F.cross_entropy(logits, labels)
     distilled = soft_cross_entropy(logits, teacher.softmax(1))
     if mode == "recursive+label":
         return label_weight * F.cross_entropy(logits, labels) + (1 - label_weight) * distilled
+    return distilled
+
+
+def pixel_loss(
+    mode: str,
+    logits: Tensor,
+    labels: Tensor,
+    teacher: Tensor | None,
+    label_weight: float,
+    count: Tensor | float | None,
+) -> Tensor:
+    """`width_loss` of masks. Pixels without a label do not count, for the teacher neither: most of them are padding."""
+    if logits.dim() != 4 or logits.shape[2:] != labels.shape[1:]:
+        raise RecipeError(
+            f"the network gives {tuple(logits.shape)} for masks of {tuple(labels.shape)}; segmentation needs a network "
+            "that gives (N, classes, H, W), such as deeplab-small"
+        )
+    count = (labels != IGNORED).sum().clamp(min=1) if count is None else count
+    if teacher is None or mode == "hard":
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / count
+    log_p = F.log_softmax(logits, 1)
+    known = (labels != IGNORED).unsqueeze(1)
+    distilled = -(teacher.softmax(1) * log_p * known).sum() / count
+    if mode == "recursive+label":
+        hard = F.nll_loss(log_p, labels, ignore_index=IGNORED, reduction="sum") / count
+        return label_weight * hard + (1 - label_weight) * distilled
     return distilled
 
 
@@ -56,7 +93,11 @@ def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callab
         return
     whole = model.stem(images)  # type: ignore[operator]
     leaf = whole.detach().requires_grad_(whole.requires_grad)
-    yield leaf, model.body  # type: ignore[misc]
+    body: Callable[..., Tensor] = model.body  # type: ignore[assignment]
+    if hasattr(model, "aspp"):  # a DeepLab, whose body has to be told the size of the images
+        yield leaf, lambda z: body(z, images.shape[2:])
+    else:
+        yield leaf, body
     if leaf.grad is not None:
         whole.backward(leaf.grad)
 
@@ -70,12 +111,14 @@ def joint_step(
     loss: str = "recursive",
     label_weight: float = 0.5,
     width_weights: Mapping[int, float] | None = None,
+    count: Tensor | float | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers).
 
-    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing.
+    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing. Labels (N, H, W) are masks, and
+    answers then pixels; `count` is what their losses are divided by, the number of labelled pixels if it is not given.
     """
     if loss not in LOSSES:
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
@@ -86,7 +129,7 @@ def joint_step(
             set_bits(model, bits)
             logits = body(z)
             logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-            value = width_loss(loss, logits, labels, teacher, label_weight)
+            value = width_loss(loss, logits, labels, teacher, label_weight, count)
             weight = (width_weights or {}).get(bits, 1.0)
             backward(value if weight == 1 else weight * value)
             if teacher is None or loss != "soft":

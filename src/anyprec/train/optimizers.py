@@ -42,7 +42,9 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
         return recipe.lr * (step + 1) / (recipe.warmup_epochs * steps)
     if recipe.schedule == "steps":
         return recipe.lr * recipe.decay ** sum(int(epoch) >= m for m in recipe.milestones)
+    done = min((epoch - recipe.warmup_epochs) / max(recipe.epochs - recipe.warmup_epochs, 1e-9), 1.0)
     if recipe.schedule == "cosine":
-        done = (epoch - recipe.warmup_epochs) / max(recipe.epochs - recipe.warmup_epochs, 1e-9)
-        return recipe.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if recipe.schedule == "poly":
+        return recipe.lr * (1 - done) ** recipe.power
     return recipe.lr

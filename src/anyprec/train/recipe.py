@@ -30,11 +30,11 @@ CHOICES = {
     "loss": ("hard", "soft", "recursive", "recursive+label"),
     "sampling": ("all", "sandwich"),
     "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("steps", "cosine", "constant"),
+    "schedule": ("steps", "cosine", "poly", "constant"),
     "amp": ("off", "bf16", "fp16"),
 }
 TABLES = ("net_options", "width_weights")
-POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr")
+POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr", "power")
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Recipe:
     schedule: str = "steps"
     milestones: tuple[int, ...] = ()  # epochs at which "steps" multiplies the rate by `decay`
     decay: float = 0.1
+    power: float = 0.9  # "poly": lr * (1 - share of the run that is done) ** power
     warmup_epochs: float = 0.0
     scale_lr: float = 1.0  # learned scales and ranges: their learning rate as a multiple of lr
     seed: int = 0

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from anyprec.bits import FLOAT
-from anyprec.data import batches, load_data, steps_per_epoch
+from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
 from anyprec.progress import Progress
 from anyprec.train import checkpoint
@@ -49,7 +49,7 @@ def train(
     model: nn.Module | None = None,
     progress: bool = True,
 ) -> dict[int | str, dict[str, float]]:
-    """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set.
+    """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set, and "miou" of masks.
 
     `model` is a network of your own, converted; without it the recipe's net is built. A folder that holds a run is
     refused, unless `resume` goes on with that run or `overwrite` begins it anew.
@@ -91,6 +91,8 @@ class Run:
         self.train_data = load_data(recipe.data, "train", data_root, download=download, limit=recipe.limit or None)
         self.test_data = load_data(recipe.data, "test", data_root, download=download)
         self.steps = steps_per_epoch(self.train_data, recipe.batch_size, True)
+        if model is None:
+            self._check_task()
 
         torch.manual_seed(recipe.seed)
         self.model = (model if model is not None else self._build()).to(processes.device)
@@ -123,7 +125,7 @@ class Run:
                     results = self._evaluate()
                 self._log(results)
                 if bar is not None and results:
-                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  test accuracy  {one_line(results)}")
+                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  test {one_line(results)}")
                 self._save()
         if not results:  # resumed after the last epoch
             results = self._evaluate()
@@ -169,9 +171,10 @@ class Run:
         if self.scaler is not None:
             scaler = self.scaler
             scaled = lambda value: scaler.scale(value).backward()  # noqa: E731
+        count = self._labelled(y)
         results = joint_step(
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
-            width_weights={int(k): w for k, w in recipe.width_weights.items()},
+            width_weights={int(k): w for k, w in recipe.width_weights.items()}, count=count,
             autocast=self._autocast, backward=scaled,
         )  # fmt: skip
         numbers = torch.stack([torch.stack([v, r.to(v.dtype)]) for v, r in results.values()])  # (widths, 2)
@@ -185,10 +188,20 @@ class Run:
             self.optimizer.step()
         for bits, (value, right) in zip(results, numbers.tolist(), strict=True):
             total = self.totals.setdefault(bits, [0.0, 0.0, 0.0])
-            for i, part in enumerate((value * len(labels), right, len(labels))):
+            for i, part in enumerate((value * count, right, count)):
                 total[i] += part
         self.step += 1
         return {bits: value for bits, (value, _) in zip(results, numbers.tolist(), strict=True)}
+
+    def _labelled(self, labels: torch.Tensor) -> float:
+        """Images, or labelled pixels, of the batch; of several processes the mean, so that each pixel counts alike."""
+        if labels.dim() == 1:
+            return len(labels)
+        count = (labels != IGNORED).sum().double()
+        if self.processes.world > 1:
+            torch.distributed.all_reduce(count)
+            count /= self.processes.world
+        return max(count.item(), 1.0)
 
     def _autocast(self) -> AbstractContextManager:
         if self.recipe.amp == "off":
@@ -209,7 +222,7 @@ class Run:
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
     def _build(self) -> nn.Module:
-        from anyprec.zoo import build, load_float
+        from anyprec.zoo import ZOO, build, load_backbone, load_float
 
         recipe, shape = self.recipe, self.train_data.shape
         options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
@@ -218,10 +231,24 @@ class Run:
             try:
                 record = checkpoint.load_state(recipe.init)
             except CheckpointError:
+                record = None
+            if ZOO[recipe.net].task == "segmentation" and (record is None or record["net"] != recipe.net):
+                load_backbone(model, recipe.init if record is None else record, recipe.init)
+            elif record is None:
                 load_float(model, recipe.init)
             else:
                 checkpoint.restore(model, record["state_dict"], recipe.init)
         return model
+
+    def _check_task(self) -> None:
+        from anyprec.zoo import ZOO
+
+        entry, data = ZOO.get(self.recipe.net), self.train_data
+        if entry is not None and entry.task != data.task:
+            fit = ", ".join(name for name, other in ZOO.items() if other.task == data.task)
+            raise RecipeError(
+                f"{data.name} is for {data.task}, but net {self.recipe.net!r} for {entry.task}; choose one of {fit}"
+            )
 
     def _compile(self) -> None:
         # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
@@ -306,7 +333,8 @@ class Run:
         saved = None
         if resume and last.exists():
             saved = checkpoint.load_state(last)
-            then, now = saved["recipe"], self.recipe.to_dict()
+            # Fields that came later have their defaults in a run from before.
+            then, now = Recipe.from_dict(saved["recipe"]).to_dict(), self.recipe.to_dict()
             for name in now:
                 if now[name] != then.get(name):
                     raise RecipeError(
@@ -338,7 +366,9 @@ class Run:
 
 
 def one_line(results: dict[int | str, dict[str, float]]) -> str:
-    return "  ".join(f"{'float' if k == FLOAT else k}: {v['accuracy']:.2f}" for k, v in results.items())
+    what = "miou" if all("miou" in values for values in results.values()) else "accuracy"
+    figures = "  ".join(f"{'float' if k == FLOAT else k}: {v[what]:.2f}" for k, v in results.items())
+    return f"{'mIoU' if what == 'miou' else what}  {figures}"
 
 
 def eval_augment(augment: str) -> str:

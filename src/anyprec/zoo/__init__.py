@@ -4,8 +4,9 @@
 checkpoints of the paper's released code.
 """
 
+from anyprec.zoo.deeplab import load_backbone
 from anyprec.zoo.reference import from_reference
 from anyprec.zoo.registry import ZOO, build
 from anyprec.zoo.weights import load_float
 
-__all__ = ["ZOO", "build", "from_reference", "load_float"]
+__all__ = ["ZOO", "build", "from_reference", "load_backbone", "load_float"]

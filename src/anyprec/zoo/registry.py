@@ -19,6 +19,7 @@ from anyprec.errors import AnyprecError
 from anyprec.train.switch import any_layers, link_norms, set_bits
 from anyprec.zoo.alexnet import AlexNet
 from anyprec.zoo.cnn8 import Cnn8
+from anyprec.zoo.deeplab import DeepLabResNet18, DeepLabResNet50, DeepLabSmall
 from anyprec.zoo.mobilenet import MobileNetV2
 from anyprec.zoo.parts import Parts
 from anyprec.zoo.resnet import CifarResNet, ResNet18, ResNet50
@@ -34,6 +35,7 @@ class Entry:
     shape: tuple[int, int, int]  # (H, W, C)
     row: str | None = None
     fixed: dict[str, Any] = field(default_factory=dict)  # options that make the name what it is
+    task: str = "classification"  # or "segmentation": a class for every pixel
 
     def options(self) -> dict[str, Any]:
         """The options a user may give, with their defaults."""
@@ -43,7 +45,7 @@ class Entry:
         }  # fmt: skip
 
 
-_CIFAR, _SVHN, _IMAGENET = (32, 32, 3), (40, 40, 3), (224, 224, 3)
+_CIFAR, _SVHN, _IMAGENET, _VOC = (32, 32, 3), (40, 40, 3), (224, 224, 3), (513, 513, 3)
 
 ZOO: dict[str, Entry] = {
     "resnet8": Entry(
@@ -69,6 +71,13 @@ ZOO: dict[str, Entry] = {
     "resnet20-he": Entry(HeResNet, "textbook ResNet-20, takes float weights", _CIFAR, None, {"depth": 20}),
     "resnet56-he": Entry(HeResNet, "textbook ResNet-56, takes float weights", _CIFAR, None, {"depth": 56}),
     "resnet-he": Entry(HeResNet, "textbook CIFAR ResNet of any depth (option depth)", _CIFAR),
+    "deeplab-resnet50": Entry(
+        DeepLabResNet50, "DeepLab V3 on ResNet-50: the paper's Table 6", _VOC, task="segmentation"
+    ),
+    "deeplab-resnet18": Entry(DeepLabResNet18, "DeepLab V3 on ResNet-18", _VOC, task="segmentation"),
+    "deeplab-small": Entry(
+        DeepLabSmall, "DeepLab V3 on a CIFAR ResNet, for small images", (180, 240, 3), task="segmentation"
+    ),
 }  # fmt: skip
 
 

@@ -68,15 +68,17 @@ class BasicBlock(Block):
 
     expansion = 1
 
-    def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool) -> None:
+    def __init__(
+        self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool, dilation: int = 1
+    ) -> None:
         super().__init__()
         # Where a plain norm in the skip serves all widths, they have to reach it at about one scale.
         self.norm0 = parts.norm(channels_in, clipped=raw or skip == "quantised")
         self.act0 = parts.act()
-        self.conv0 = parts.conv(channels_in, channels, 3, stride=stride, padding=1)
+        self.conv0 = parts.conv(channels_in, channels, 3, stride=stride, padding=dilation, dilation=dilation)
         self.norm1 = parts.norm(channels)
         self.act1 = parts.act()
-        self.conv1 = parts.conv(channels, channels, 3, padding=1)
+        self.conv1 = parts.conv(channels, channels, 3, padding=dilation, dilation=dilation)
         self.make_skip(parts, (channels_in, channels), stride, skip, raw)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,14 +92,16 @@ class Bottleneck(Block):
 
     expansion = 4
 
-    def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool) -> None:
+    def __init__(
+        self, parts: Parts, channels_in: int, channels: int, stride: int, skip: str, raw: bool, dilation: int = 1
+    ) -> None:
         super().__init__()
         self.norm0 = parts.norm(channels_in)
         self.act0 = parts.act()
         self.conv0 = parts.conv(channels_in, channels, 1)
         self.norm1 = parts.norm(channels)
         self.act1 = parts.act()
-        self.conv1 = parts.conv(channels, channels, 3, stride=stride, padding=1)
+        self.conv1 = parts.conv(channels, channels, 3, stride=stride, padding=dilation, dilation=dilation)
         self.norm2 = parts.norm(channels)
         self.act2 = parts.act()
         self.conv2 = parts.conv(channels, 4 * channels, 1)

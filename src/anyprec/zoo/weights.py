@@ -74,7 +74,16 @@ def load_float(model: nn.Module, source: Source) -> None:
     At 32 bits the model then gives what the float network gave, but for quantizer 'dorefa', which reshapes
     float weights too. Learned scales are fitted anew.
     """
-    state = read_state_dict(source)
+    spread = spread_norms(model, read_state_dict(source))
+    # Scales and ranges of the quantizers are no part of a float network: they stay as they are.
+    own = {n: v for n, v in model.state_dict().items() if ".quantizer." in n or ".act." in n}
+    load_exact(model, {**own, **spread}, "the float weights")
+    for layer in any_layers(model).values():
+        layer.quantizer.fit(layer.weight, widths_of(model))
+
+
+def spread_norms(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, a norm's under the names of all its tables."""
     spread: dict[str, Tensor] = {}
     norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, SwitchNorm)}
     for name, value in state.items():
@@ -83,11 +92,7 @@ def load_float(model: nn.Module, source: Source) -> None:
             spread.update({f"{owner}.tables.{key}.{leaf}": value for key in norms[owner].tables})
         else:
             spread[name] = value
-    # Scales and ranges of the quantizers are no part of a float network: they stay as they are.
-    own = {n: v for n, v in model.state_dict().items() if ".quantizer." in n or ".act." in n}
-    load_exact(model, {**own, **spread}, "the float weights")
-    for layer in any_layers(model).values():
-        layer.quantizer.fit(layer.weight, widths_of(model))
+    return spread
 
 
 def load_exact(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
