@@ -39,7 +39,7 @@ PICTURE = $(shell $(BIN)/python -c 'import matplotlib' 2>/dev/null && echo --pic
 demo: $(READY)
 	$(BIN)/anyprec train recipes/digits.toml --out runs/demo --overwrite
 	$(BIN)/anyprec calibrate runs/demo --widths 3,5-7
-	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32
+	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32 --save
 	$(BIN)/anyprec pack runs/demo --float --out runs/demo/digits.apm
 	$(BIN)/anyprec run runs/demo/digits.apm --dataset digits $(PICTURE)
 

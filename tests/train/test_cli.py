@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import anyprec
 from anyprec.cli import main
 
 TRAIN = ["train", "recipes/digits.toml", "--set", "epochs=1", "--set", "limit=256", "--set", "net_options.width=0.25"]
@@ -66,9 +67,22 @@ def test_evaluate_a_profile(run_folder, tmp_path, capsys):
     assert set(json.loads(capsys.readouterr().out)) == {"8", "mine"}
 
 
+def test_saved_accuracies_are_packed(run_folder, tmp_path, capsys):
+    full, packed = str(tmp_path / "full.pt"), str(tmp_path / "net.apm")
+    assert main(["calibrate", str(run_folder), "--widths", "3", "--batches", "2", "--out", full]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", full, "--widths", "3,8", "--save", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["pack", full, "--out", packed]) == 0
+    model = anyprec.load(packed)
+    assert model.accuracy(3) == pytest.approx(found["3"]["accuracy"])
+    assert model.accuracy(1) is not None  # as the training left it
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["evaluate", "RUN", "--save", "--limit", "5"], "--save notes the accuracy on the whole test set"),
         (["evaluate", "RUN", "--widths", "3"], "bits=3 is not one of this model's widths (1, 2, 4, 8, 32)"),
         (["evaluate", "RUN", "--widths", "9"], "bits=9 is not a bit-width"),
         (["evaluate", "RUN", "--widths", "two"], "'two' in widths 'two' is not a bit-width"),

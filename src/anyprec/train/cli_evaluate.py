@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from anyprec.bits import Profile, parse_widths
 from anyprec.data import DATASETS, load_data
 from anyprec.data.catalog import Data
 from anyprec.data.confusion import Counts, class_iou
-from anyprec.errors import RecipeError
-from anyprec.train.checkpoint import load_model, load_state
+from anyprec.errors import AnyprecError, RecipeError
+from anyprec.train.checkpoint import load_model, load_state, save_state
 from anyprec.train.evaluate import accuracy_table, evaluate
 from anyprec.train.recipe import Recipe
 from anyprec.train.run import eval_augment
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", help="for example 1,2,4,8,32 or 1-8 (default: all it has)")
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
     parser.add_argument("--split", choices=("test", "train"), default="test")
+    parser.add_argument("--save", action="store_true", help="note the accuracies in the model, for `pack` to hand on")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
@@ -62,9 +64,20 @@ def class_record(matrix: Counts | None, data: Data) -> dict[str, Any]:
     return {"iou": {name: None if math.isnan(iou) else iou for name, iou in ious}}
 
 
+def note(path: Path, results: Mapping[int | str, Mapping[str, float]]) -> None:
+    """Put the results of uniform widths beside those the training ended with."""
+    record = load_state(path)
+    record["extra"] = {**record.get("extra", {})}
+    tested = {str(bits): dict(result) for bits, result in results.items() if isinstance(bits, int)}
+    record["extra"]["test"] = {**record["extra"].get("test", {}), **tested}
+    save_state(record, path)
+
+
 def run(args: argparse.Namespace) -> int:
     path = model_file(args.model)
     recipe = recipe_of(path, args.dataset)
+    if args.save and (args.split != "test" or args.limit):
+        raise AnyprecError("--save notes the accuracy on the whole test set; leave out --split and --limit")
     model = load_model(path).to(args.device)
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     profiles = [Profile.load(p) for p in args.profile]
@@ -76,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         batch_size=min(args.batch_size, recipe.eval_batch_size) if data.task == "segmentation" else args.batch_size,
         device=args.device, progress=not args.json, confusions=confusions,
     )  # fmt: skip
+    if args.save:
+        note(path, results)
     if args.json:
         print(json.dumps({str(k): {**v, **class_record(confusions.get(k), data)} for k, v in results.items()}))
     else:
