@@ -13,7 +13,7 @@ import pytest
 import anyprec
 
 SOURCE = Path(anyprec.__file__).parent
-TORCH_PARTS = {"train", "zoo", "pack"}
+TORCH_PARTS = {"train", "zoo", "pack", "ptq", "reproduce"}
 
 # Part of the package -> the parts it may import, besides itself, `bits` and `errors`, which are for all.
 # `train` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
@@ -26,9 +26,12 @@ MAY_IMPORT = {
     "zoo": {"data", "progress", "train"},
     "format": set(),
     "pack": {"data", "format", "progress", "train", "zoo"},
+    "ptq": {"data", "progress", "train", "zoo"},
     "run": {"data", "format", "progress", "_native"},
-    "serve": {"run", "format", "progress"},
+    "load": {"data", "progress", "run"},  # `run` for `anyprec.load(path)`, which is this package called
+    "serve": {"load", "run", "format", "progress"},  # `load` for the arrivals of the simulator
     "report": {"run", "format", "progress"},
+    "reproduce": {"data", "pack", "progress", "ptq", "report", "run", "train", "zoo"},
     "cli": set(),
     "__main__": {"cli"},
     "__init__": set(),

@@ -21,7 +21,7 @@ import anyprec.bits as _bits_module
 from anyprec.bits import Profile
 
 if TYPE_CHECKING:
-    from anyprec import data, pack, run, train, zoo
+    from anyprec import data, pack, ptq, run, train, zoo
     from anyprec.run.model import load
     from anyprec.train.calibrate import calibrate
     from anyprec.train.convert import convert
@@ -38,6 +38,7 @@ __all__ = [
     "data",
     "load",
     "pack",
+    "ptq",
     "run",
     "set_bits",
     "train",
@@ -52,7 +53,7 @@ _LAZY = {
     "load": "anyprec.run.model",
     "set_bits": "anyprec.train.switch",
 }
-_SUBMODULES = ("data", "pack", "run", "train", "zoo")  # `anyprec.pack(...)` works: the package can be called
+_SUBMODULES = ("data", "pack", "ptq", "run", "train", "zoo")  # `anyprec.pack(...)` works: the package can be called
 
 
 class _CallableBits(ModuleType):

@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("anyprec.run.cli_bench", "time and memory at every width, beside other engines"),
     "serve": ("anyprec.serve.cli_serve", "serve model files over HTTP within a latency target, bits as the knob"),
     "load": ("anyprec.load.cli_load", "put a server under a load: how many answers in time, at how many bits"),
-    "simulate": ("anyprec.serve.cli_simulate", "serving in virtual time: how many replicas, what accuracy, which policy"),
+    "simulate": ("anyprec.serve.cli_simulate", "serving in virtual time: how many replicas, what accuracy"),
     "reproduce": ("anyprec.reproduce.cli_reproduce", "repeat the paper's experiments, one command each"),
     "report": ("anyprec.report.cli_report", "one HTML page of what `reproduce` or `train` left in a folder"),
     "info": ("anyprec.run.cli_info", "versions, CPU and instruction set, for a look or a bug report"),
