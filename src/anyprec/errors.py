@@ -96,3 +96,35 @@ class UnsupportedOperation(AnyprecError):
 
 class InputError(AnyprecError):
     """Images (or their layout, type or size) that a packed model cannot take."""
+
+
+class ArrivalsError(AnyprecError):
+    """Arrivals that cannot be: a rate below zero, a trace that is none, a form that is not known."""
+
+
+class LoadError(AnyprecError):
+    """A server that a load cannot be sent to: not there, without that model, or with other inputs."""
+
+
+class ServeError(AnyprecError):
+    """A setting of the scheduler, the policy or the simulator that cannot be; those below are refusals of requests."""
+
+
+class Overloaded(ServeError):
+    """A request that cannot be answered in time at any width it allows; try again after `retry_after` seconds.
+
+    over_share: its client holds more of the queue than its share while others wait.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0, over_share: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.over_share = over_share
+
+
+class Expired(ServeError):
+    """A request whose deadline passed while it waited."""
+
+
+class Draining(ServeError):
+    """A request that came after the server had been told to stop."""

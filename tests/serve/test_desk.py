@@ -80,7 +80,7 @@ def test_a_greedy_client_gives_way():
     assert victim is greedy[-1] and error.over_share and isinstance(error, Overloaded)
     with pytest.raises(Overloaded) as refused:
         d.arrive(request(20, client="greedy"), 0.0)
-    assert not refused.value.over_share
+    assert refused.value.over_share  # others wait, and it has more than its share
     assert modest.waiting and sum(r.waiting for r in greedy) == 15
 
 
@@ -252,7 +252,7 @@ def test_refusals_raise_the_price_of_time_unless_nothing_could_have_helped():
     with pytest.raises(Overloaded):
         d.arrive(request(0.5), 0.0)  # half a millisecond was never enough
     d.policy.idle()
-    calm = d.policy.prices[1]
+    calm = sum(d.policy.prices.values())
     for _ in range(16):
         d.arrive(request(20), 0.0)
     d.finish(d.running[0], None, 0.0)
@@ -261,7 +261,7 @@ def test_refusals_raise_the_price_of_time_unless_nothing_could_have_helped():
         for _ in range(10):
             d.arrive(request(20), 0.0)
     d.policy.idle()
-    assert calm == 0 and d.policy.prices[8] > 0
+    assert calm == 0 and sum(d.policy.prices.values()) > 0
 
 
 def test_the_rate_forgets():

@@ -2,13 +2,15 @@
 
 import json
 import math
+import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anyprec.errors import ServeError
-from anyprec.serve.latency import LatencyTable, measure, read_table, straight
+from anyprec.serve.latency import LatencyTable, measure, read_table
 
 TIMES = {"1": {1: 0.001, 4: 0.004}, "8": {1: 0.0025, 4: 0.01}}
 
@@ -23,15 +25,22 @@ def test_between_measured_batches_lies_a_straight_line():
 
 
 def test_one_cell_alone_means_that_time_grows_with_the_batch():
-    assert straight({1: 0.002}, 3) == pytest.approx([0, 0.002, 0.004, 0.006])
+    assert LatencyTable({"8": {1: 0.002}}, 3).rows["8"] == pytest.approx([0, 0.002, 0.004, 0.006])
 
 
-@given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1), st.integers(1, 80))
-def test_rows_never_fall(cells, max_batch):
-    row = straight(cells, max_batch)
-    assert len(row) == max_batch + 1
-    if len(cells) > 1:
-        assert all(a <= b for a, b in zip(row, row[1:], strict=False))
+@given(st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10)), st.floats(1e-6, 10), st.integers(1, 80))
+def test_rows_never_fall(cells, one, max_batch):
+    row = LatencyTable({"8": {**cells, 1: one}}, max_batch).rows["8"]
+    assert len(row) == max_batch + 1 and row[0] == 0 and row[1] == one
+    assert all(a <= b for a, b in pairwise(row))
+
+
+def test_noise_in_one_cell_does_not_carry_the_others_away():
+    table, draw = LatencyTable(TIMES), random.Random(1)
+    for i in range(5000):
+        table.observe("8", 1, 0.0025 * math.exp(draw.gauss(0, 0.05)), i * 0.01)
+        assert table.typical("8", 1) == pytest.approx(0.0025, rel=0.12)
+        assert table.typical("1", 4) == pytest.approx(0.004, rel=0.12)
 
 
 def test_a_hiccup_changes_next_to_nothing():

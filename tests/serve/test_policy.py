@@ -96,7 +96,7 @@ def test_prices_make_a_burst_cheaper_before_it_is_there():
         policy.choose(state([6.0] * 5), levels())
         policy.idle()
     # They had to run at 1 bit, where a millisecond more buys the 8 points of 2 bit. Half of that is believed.
-    assert policy.prices[1] == pytest.approx(8000, rel=0.01)
+    assert policy.prices[1, 0] == pytest.approx(8000, rel=0.01)
     assert chosen(policy, state([100.0])) == ("2", 1)  # 69 - 2 * 4 is more than 70 - 4 * 4
     for _ in range(4000):  # and when that has long been over, the bits come back
         policy.choose(state([10.0]), levels())
@@ -104,12 +104,23 @@ def test_prices_make_a_burst_cheaper_before_it_is_there():
     assert chosen(policy, state([100.0])) == ("8", 1)
 
 
+def test_every_rate_has_its_own_prices():
+    policy = Adaptive()
+    for _ in range(2000):
+        policy.choose(state([10.0], rate=100), levels())
+        policy.choose(state([6.0] * 5, rate=100), levels())
+        policy.idle()
+    assert chosen(policy, state([100.0], rate=100)) == ("2", 1)
+    assert chosen(policy, state([100.0], rate=400)) == ("2", 1)  # never met: no cheaper than at 100
+    assert chosen(policy, state([100.0], rate=10)) == ("8", 1)  # the load has fallen: the bits are back at once
+
+
 def test_only_what_comes_later_in_the_same_busy_period_raises_a_price():
     policy = Adaptive()
     policy.choose(state([6.0] * 10), levels())
     policy.choose(state([100.0]), levels())
     policy.idle()
-    assert policy.prices[8] > 0 and policy.prices[1] == 0
+    assert policy.prices[8, 0] > 0 and policy.prices[1, 0] == 0
 
 
 def test_a_miss_is_the_dearest_of_all():
@@ -119,7 +130,7 @@ def test_a_miss_is_the_dearest_of_all():
     missed.missed()
     for policy in (calm, missed):
         policy.idle()
-    assert missed.prices[1] > calm.prices[1] > 0
+    assert missed.prices[1, 0] > calm.prices[1, 0] > 0
     missed.missed()  # with nothing decided yet there is nothing to learn
     missed.idle()
 
@@ -128,7 +139,7 @@ def test_a_busy_period_without_end_is_judged_all_the_same():
     policy = Adaptive()
     for _ in range(1000):
         policy.choose(state([6.0] * 10), levels())
-    assert policy.prices[8] > 0
+    assert policy.prices[8, 0] > 0
 
 
 @settings(max_examples=60)
@@ -141,7 +152,7 @@ def test_a_busy_period_without_end_is_judged_all_the_same():
 def test_whatever_is_chosen_keeps_every_deadline_if_that_can_be(deadlines, fixed, engines, prices):
     of = table(fixed=fixed, b8=4.0, b4=3.0, b2=2.0, b1=1.0)
     policy, s = Adaptive(), state(deadlines, of, engines=engines)
-    policy.prices = dict(prices)
+    policy.prices = {(crowd, 0): price for crowd, price in prices.items()}
     choice = policy.choose(s, levels(of))
     assert 1 <= choice.images <= len(deadlines)
     possible = [(level, possible_batches(s, level, larger=True)) for level in levels(of)]
@@ -200,5 +211,5 @@ def test_without_accuracies_the_width_stands_for_them_and_float_is_left_out():
     assert found[0].accuracy == 75.0 and found[0].bits == 1
     found = levels_of({"mixed": 99.0}, LatencyTable(times))
     assert [level.bits for level in found] == [1, "mixed", 8]
-    with pytest.raises(ServeError, match="a width of 1..8"):
+    with pytest.raises(ServeError, match="needs a width of 1"):
         levels_of({}, LatencyTable({"32": {1: 1.0}}))

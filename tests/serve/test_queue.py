@@ -94,9 +94,7 @@ def test_the_greediest_client_gives_up_its_last():
 @settings(max_examples=60)
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["add", "take", "late", "remove", "drop"]), st.integers(1, 5), st.sampled_from("abc")
-        )
+        st.tuples(st.sampled_from(["add", "take", "late", "remove", "drop"]), st.integers(1, 5), st.sampled_from("abc"))
     )
 )
 def test_counts_agree_with_what_is_there(steps):

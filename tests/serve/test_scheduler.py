@@ -1,4 +1,4 @@
-"""The scheduler under threads: every request gets one answer, its own, whatever the model, the clients and the end do."""
+"""The scheduler under threads: every request gets one answer, its own, whatever models and clients do."""
 
 import json
 import random

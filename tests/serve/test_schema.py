@@ -1,5 +1,7 @@
 """schemathesis against the server's own OpenAPI description: made-up requests, good and bad, and what may come back."""
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, settings
 from serving import ask, running
@@ -17,7 +19,7 @@ NOT_CHECKED = [positive_data_acceptance]
 
 
 KEYS = {"ANYPREC_API_KEYS": "a" * 16, "ANYPREC_CONTROL_KEYS": "c" * 16}
-QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck))
 opened = schemathesis.openapi.from_dict(describe(["net"], keys=False, control=False))
 locked = schemathesis.openapi.from_dict(describe(["net"], keys=True, control=True))
 
@@ -38,22 +40,42 @@ def locked_address(model_path):
         yield f"http://127.0.0.1:{server.port}"
 
 
-@opened.exclude(path_regex="versions").parametrize()
-@QUICK
-def test_every_answer_is_as_described(case, address):
+def operations(pattern):
+    for path, methods in describe(["net"], keys=False, control=False)["paths"].items():
+        for method in methods:
+            if re.search(pattern, path):
+                yield path, method, re.sub(r"\W+", "_", f"{method}{path}").strip("_")
+
+
+def make(schema, path, method, name, examples, check):
+    @schema.include(path=path, method=method.upper()).parametrize()
+    @settings(QUICK, max_examples=examples)
+    def test(case, request):
+        check(case, request)
+
+    test.__name__ = test.__qualname__ = name
+    return test
+
+
+def check_open(case, request):
+    address = request.getfixturevalue("address")
     case.call_and_validate(address, excluded_checks=NOT_CHECKED, timeout=20)
 
 
-@locked.include(path_regex="^/v2$|metrics|precision|/load$").parametrize()
-@settings(QUICK, max_examples=3)
-def test_keys_are_asked_for_as_described(case, locked_address):
+def check_locked(case, request):
     """schemathesis also repeats each request without the key, which must then be refused."""
+    address = request.getfixturevalue("locked_address")
     boss = {"Authorization": "Bearer " + KEYS["ANYPREC_CONTROL_KEYS"]}
-    case.call_and_validate(locked_address, headers=boss, excluded_checks=NOT_CHECKED, timeout=20)
+    case.call_and_validate(address, headers=boss, excluded_checks=NOT_CHECKED, timeout=20)
 
 
-@pytest.mark.slow
-@opened.parametrize()
-@settings(QUICK, max_examples=500)
-def test_every_answer_is_as_described_at_length(case, address):
-    case.call_and_validate(address, excluded_checks=NOT_CHECKED, timeout=20)
+# A function an operation: the names that schemathesis makes for its parameters are lost on the way to pytest-xdist.
+for path, method, slug in operations("^(?!.*versions)"):
+    name = f"test_as_described_{slug}"
+    globals()[name] = make(opened, path, method, name, 6, check_open)
+for path, method, slug in operations("^/v2$|metrics|precision|/load$"):
+    name = f"test_keys_as_described_{slug}"
+    globals()[name] = make(locked, path, method, name, 3, check_locked)
+for path, method, slug in operations(""):
+    name = f"test_as_described_at_length_{slug}"
+    globals()[name] = pytest.mark.slow(make(opened, path, method, name, 500, check_open))

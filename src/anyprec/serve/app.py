@@ -326,7 +326,7 @@ class App:
         body = await self.body(http)
         arrived = http.arrived()
         header_length = length_header(http.headers)
-        if (len(body) if header_length is None else header_length) > self.bounds.json:
+        if (len(body) if header_length is None else min(header_length, len(body))) > self.bounds.json:
             raise Refusal(413, f"more than {self.bounds.json:,} bytes of JSON; send binary tensors")
         if header_length == 0 and http.headers.get(b"content-type", b"").startswith(b"application/json"):
             raise Refusal(

@@ -76,9 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"compare policies over loads (times what the widest width alone holds) and bursts (default: {GRID})",
     )
     parser.add_argument("--requests", type=int, default=20_000, help="of each cell of --grid, each try of --find-rate")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="threads a call, when a model is timed (default: 1)"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="threads a call, when a model is timed (default: 1)")
     parser.add_argument("--save-table", metavar="FILE.json", help="keep the measured latency table")
     parser.add_argument("--picture", metavar="FILE.png", help="load, widths and latency over time (needs Matplotlib)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

@@ -19,7 +19,7 @@ from anyprec.serve.latency import LatencyTable
 from anyprec.serve.policy import POLICIES, AccuracyFirst, Adaptive, Fixed, Level, Policy, State, levels_of
 from anyprec.serve.queue import Kind, Limits, Queue, Request
 
-RATE_WINDOW = 20.0  # times the SLO
+RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
 MOST_SHAPES = 64  # image sizes with a table of their own
 MOST_WEIGHED = 128  # requests looked at where they differ in size or bits: what comes after is decided later
 REVIEW_S = 5.0  # how often it is asked which profiles are worth having, as their times change
@@ -83,7 +83,7 @@ class Desk:
         self.queue = Queue()
         self.running: list[Work] = []
         self.refused: list[Refusal] = []
-        self.rate = Rate(RATE_WINDOW * slo)
+        self.rate = Rate(max(RATE_WINDOW, 50 * slo))
         self.set_table(accuracies, table, shape)
         self.set_policy(policy, bits)
 
@@ -174,10 +174,13 @@ class Desk:
         alone = self.table_for(request.kind).typical(level.profile, request.images)
         if now + alone <= request.deadline:  # else no policy could have helped, and prices shall not learn from it
             self.policy.missed()
+        clients = self.queue.clients
+        share = self.queue.images / max(1, len(clients))
         raise Overloaded(
             f"{self.queue.images} images wait: this request would miss its deadline by {1e3 * late:.1f} ms even at "
             f"{level.profile} bit; try again later, or allow more time",
             retry_after=late,
+            over_share=len(clients) > 1 and clients.get(request.client, 0) > share,
         )
 
     def lateness(self, request: Request, level: Level, now: float) -> float:
@@ -239,6 +242,7 @@ class Desk:
                 now=now,
                 queue=queue,
                 table=self.table_for(head.kind),
+                rate=self.rate.at(now),
                 margin=self.margin,
                 engines=self.engines,
                 max_batch=self.limits.max_batch,

@@ -26,6 +26,9 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # measured; those in between lie o
 MEDIAN_OF = 9  # runs: up to 4 hiccups among them change nothing
 FOLLOW = 0.3  # share of the way that drift goes at each run: a lasting change is followed in about 15 runs
 CELL_STEP = 0.01  # most that one run moves a cell, in units of its logarithm
+# Each run also takes its cell this much of the way back to what was measured at first. Without it drift and the one
+# cell in use could wander off in opposite directions, and every other cell would be wrong.
+PULL = 0.01
 MEMORY = 256  # runs that the upper quantile is taken over
 HIGH = 0.98
 HIGH_AT_FIRST = 1.15  # times the median, until 32 runs have been seen
@@ -54,7 +57,8 @@ class LatencyTable:
         self.tail = HIGH_AT_FIRST
         self.runs = 0
         # What policies read: rows[profile][n] for n = 0..max_batch, to be multiplied by drift (and tail).
-        self.rows = {profile: straight(cells, max_batch) for profile, cells in self.cells.items()}
+        self.lines = {profile: lines_of(cells, max_batch) for profile, cells in self.cells.items()}
+        self.rows = {profile: self._row_of(profile) for profile in self.cells}
         self._ratios: deque[float] = deque(maxlen=MEDIAN_OF)
         self._recent: deque[float] = deque(maxlen=MEMORY)
         self._returned = -math.inf
@@ -69,6 +73,17 @@ class LatencyTable:
     def high(self, profile: str, batch: int) -> float:
         """All but 2 % of the runs are quicker, as far as one may say so."""
         return self._row(profile, batch) * self.drift * self.tail
+
+    def _row_of(self, profile: str) -> list[float]:
+        """Seconds for 0, 1, ... max_batch images, before drift; it never falls."""
+        cells = {0: 0.0, **self.cells[profile]}
+        row, last = [0.0], 0.0
+        for low, high, share in self.lines[profile]:
+            seconds = cells[low] + share * (cells[high] - cells[low])
+            if seconds > last:
+                last = seconds
+            row.append(last)
+        return row
 
     def _row(self, profile: str, batch: int) -> float:
         row = self.rows[profile]
@@ -102,15 +117,15 @@ class LatencyTable:
 
     def _move_cells(self, profile: str, batch: int, step: float, now: float) -> None:
         """The measured batches on either side share the change, by nearness."""
-        cells, seen = self.cells[profile], self.seen[profile]
+        cells, first, seen = self.cells[profile], self.first[profile], self.seen[profile]
         below = max(n for n in cells if n <= batch)
         above = min((n for n in cells if n >= batch), default=below)
         share = (batch - below) / (above - below) if above > below else 0.0
-        cells[below] *= math.exp(step * (1 - share))
-        if above > below:
-            cells[above] *= math.exp(step * share)
+        for n, part in ((below, 1 - share), (above, share)):
+            if part:
+                cells[n] *= math.exp(part * step) * (first[n] / cells[n]) ** (part * PULL)
         seen[below if share < 0.5 else above] = now
-        self.rows[profile] = straight(cells, self.max_batch)
+        self.rows[profile] = self._row_of(profile)
 
     def _let_return(self, now: float) -> None:
         """Cells out of use drift back: one that looks slower than it is would else never be tried again."""
@@ -122,7 +137,7 @@ class LatencyTable:
             for n in cells:
                 if now - seen[n] > STALE_S:
                     cells[n] *= (first[n] / cells[n]) ** back
-            self.rows[profile] = straight(cells, self.max_batch)
+            self.rows[profile] = self._row_of(profile)
 
     def stale(self, now: float, profiles: Iterable[str], longest: float) -> tuple[str, int] | None:
         """The cell that has gone unseen for longest (30 s at least) among those of at most `longest` seconds a run."""
@@ -156,19 +171,21 @@ class LatencyTable:
         }
 
 
-def straight(cells: Mapping[int, float], max_batch: int) -> list[float]:
-    """Seconds for 0..max_batch images; entry 0 is 0. Beyond the last cell its line goes on; it never falls."""
-    known = sorted(cells.items())
+Line = tuple[int, int, float]  # a batch lies on the line through two measured ones, this share of the way
+
+
+def lines_of(cells: Iterable[int], max_batch: int) -> list[Line]:
+    """For each of 1..max_batch. Beyond the last measured batch its line goes on; from a single one it starts at 0."""
+    known = sorted(cells)
     if len(known) == 1:
-        ((n0, s0),) = known
-        return [s0 * n / n0 for n in range(max_batch + 1)]
-    row, at = [0.0], 0
+        known = [0, *known]
+    lines, at = [], 0
     for n in range(1, max_batch + 1):
-        while at + 2 < len(known) and known[at + 1][0] < n:
+        while at + 2 < len(known) and known[at + 1] < n:
             at += 1
-        (n0, s0), (n1, s1) = known[at], known[at + 1]
-        row.append(max(row[-1], s0 + (s1 - s0) * (n - n0) / (n1 - n0)))
-    return row
+        low, high = known[at], known[at + 1]
+        lines.append((low, high, (n - low) / (high - low)))
+    return lines
 
 
 # --- Measuring ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ LEARN = 0.003  # how fast prices follow: some three hundred decisions
 TRUST = 0.5  # of the price learned; time saved now is not always still there when it is needed
 LONG = 512  # decisions after which a busy period is judged even if it has not ended
 CROWD = 8  # requests waiting from which on one price serves all
+Situation = tuple[
+    int, int
+]  # requests waiting; the rate of arrivals as a power of two, so that a calm has its own prices
 WORTH_IT = 0.9  # a larger batch must take less than this much of a smaller one's time for each image
 
 
@@ -52,6 +55,7 @@ class State:
     now: float
     queue: Queue
     table: LatencyTable  # for images of the most urgent request's size
+    rate: float = 0.0  # images a second that came of late
     margin: float = 0.0  # seconds kept back from every deadline
     engines: int = 1
     max_batch: int = 32
@@ -113,13 +117,13 @@ class Adaptive(Policy):
     name = "adaptive"
 
     def __init__(self) -> None:
-        self.prices: dict[int, float] = {}  # requests waiting -> points of accuracy for a second of engine time
-        self._trail: list[tuple[int, float]] = []  # of this busy period: requests waiting, what a second was worth
+        self.prices: dict[Situation, float] = {}  # points of accuracy for a second of engine time
+        self._trail: list[tuple[Situation, float]] = []  # of this busy period, with what a second was worth then
         self._worst = 0.0  # what a second was worth where even the lowest level was too slow
 
     def choose(self, state: State, levels: Sequence[Level]) -> Choice:
-        crowd = min(len(state.queue), CROWD)
-        price = TRUST * self.prices.get(crowd, 0.0)
+        situation = min(len(state.queue), CROWD), math.frexp(state.rate)[1]
+        price = TRUST * self.price(situation)
         best: Choice | None = None
         best_worth = -math.inf
         top = -1
@@ -130,10 +134,20 @@ class Adaptive(Policy):
                 worth = level.accuracy - price * row[images] * drift / images
                 if worth > best_worth:
                     best, best_worth = Choice(level, images), worth
-        self._trail.append((crowd, self._scarcity(state.table, levels, top)))
+        self._trail.append((situation, self._scarcity(state.table, levels, top)))
         if len(self._trail) > LONG:
             self.idle()
         return best or Choice(levels[0], largest(state, levels[0]))
+
+    def price(self, situation: Situation) -> float:
+        """What was learned; at a rate never met, what holds for the next lower one: it will be at least as much."""
+        price = self.prices.get(situation)
+        if price is None:
+            crowd, rate = situation
+            lower = max((r for c, r in self.prices if c == crowd and r < rate), default=None)
+            price = 0.0 if lower is None else self.prices[crowd, lower]
+            self.prices[situation] = price
+        return price
 
     def _scarcity(self, table: LatencyTable, levels: Sequence[Level], top: int) -> float:
         """What a second more would be worth where levels[top] is the best that is possible; -1: none is."""
@@ -148,15 +162,15 @@ class Adaptive(Policy):
 
     def missed(self) -> None:
         if self._trail:
-            crowd, scarcity = self._trail[-1]
-            self._trail[-1] = (crowd, max(scarcity, self._worst))
+            situation, scarcity = self._trail[-1]
+            self._trail[-1] = (situation, max(scarcity, self._worst))
 
     def idle(self) -> None:
         scarcity = 0.0
-        for crowd, own in reversed(self._trail):
+        for situation, own in reversed(self._trail):
             scarcity = max(scarcity, own)
-            old = self.prices.get(crowd, 0.0)
-            self.prices[crowd] = old + LEARN * (scarcity - old)
+            old = self.price(situation)
+            self.prices[situation] = old + LEARN * (scarcity - old)
         self._trail.clear()
 
 

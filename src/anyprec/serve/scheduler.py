@@ -283,6 +283,8 @@ class Scheduler:
                     self._run(desk, model, work)
                 elif probe is not None:
                     self._probe(desk, model, *probe)
+            except Exception:  # a mistake of ours; with the thread everyone's answers would be gone
+                log.exception("the engine thread had an accident")
             finally:
                 with self._lock:
                     self._busy -= 1
@@ -304,15 +306,17 @@ class Scheduler:
             log.exception("a batch of %d images failed at %s bit", work.images, work.level.profile)
             ended, failed = self.clock(), True
             outcomes = [error] * len(requests)
-        with self._lock:
-            # From the decision to now: what a batch costs beside its run counts too.
-            desk.finish(work, None if failed else ended - work.began, ended)
-            for request, outcome in zip(requests, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    self.tally.refuse(outcome, ended)
-                else:
-                    self.tally.add(request, work.level, ended)
-        self._deliver([(request.done, outcome) for request, outcome in zip(requests, outcomes, strict=True)])
+        try:
+            with self._lock:
+                # From the decision to now: what a batch costs beside its run counts too.
+                desk.finish(work, None if failed else ended - work.began, ended)
+                for request, outcome in zip(requests, outcomes, strict=True):
+                    if isinstance(outcome, Exception):
+                        self.tally.refuse(outcome, ended)
+                    else:
+                        self.tally.add(request, work.level, ended)
+        finally:
+            self._deliver([(request.done, outcome) for request, outcome in zip(requests, outcomes, strict=True)])
 
     def _probe(self, desk: Desk, model: Model, profile: str, batch: int) -> None:
         """Time a cell of the table that no request has used for long, while nobody waits."""
@@ -397,7 +401,7 @@ class Scheduler:
             bits = self._policy[1]
             if bits is not None and str(bits) not in desk.all_levels:
                 self._policy = ("adaptive", None)
-            desk.set_policy(*self._policy)
+                desk.set_policy(*self._policy)
             for request in [*desk.queue.waiting, *desk.queue.late]:
                 try:
                     assert request.x is not None

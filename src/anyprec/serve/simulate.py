@@ -152,10 +152,11 @@ class Result:
     def timeline(self, window: float | None = None) -> list[dict[str, float | None]]:
         """A row for each `window` seconds (by default a sixtieth of the whole), as anyprec.load.pictures draws them."""
         window = window or max(0.1, self.seconds / 60)
-        number = (self.sent / window).astype(np.int64)
+        count = max(1, math.ceil(self.seconds / window - 1e-9)) if len(self.sent) else 0
+        number = np.minimum(self.sent / window, count - 1).astype(np.int64)  # the last request is in the last row
         used = sorted(set(self.level[self.answered].tolist()))
         rows = []
-        for i in range(int(number[-1]) + 1 if len(number) else 0):
+        for i in range(count):
             here = number == i
             answered = here & self.answered
             latency = 1e3 * self.latency[answered]

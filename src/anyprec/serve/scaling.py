@@ -1,0 +1,94 @@
+"""Bits first, replicas second: how many replicas a load needs. Schedulers' numbers in, a number of replicas out.
+
+Each replica reports a range (report_of): how many like it the load it sees would keep busy at the narrowest width, and
+how many at the widest. As long as there are as many as the first and no more than the second, the widths adapt and the
+number stays (scale). Called by ray_app.py; Ray ships `scale` to its controller by value, so nothing here imports Ray.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LEAST, MOST, SHORT = "anyprec_least", "anyprec_most", "anyprec_short"  # as Ray's context has them
+
+ROOM = 0.5  # of the SLO: no batch longer than that counts, for what comes meanwhile must still be in time
+NARROW = 0.5  # of the answers: from this share at the narrowest width on, misses are for want of replicas
+MISSES = 0.01  # of the requests: so many are endured
+EASE = 0.1  # replicas: a number near a whole one is not to go up and down with every breath
+
+
+def report_of(
+    stats: Iterable[Mapping[str, Any]], *, settle: int | str | None = None, busy: float = 0.7, engines: int = 1
+) -> dict[str, float]:
+    """What one replica tells, from the `Scheduler.stats()` of its models.
+
+    settle: the width that is good enough to stay at; where it is too slow, replicas are added. None: the narrowest.
+    busy: the share of its time that an engine shall work at most.
+    """
+    least = most = short = 0.0
+    for one in stats:
+        low, high = ends(one, settle)
+        per_engine = one.get("rate", 0.0) / (busy * engines)  # images a second; refused ones count
+        least += per_engine * seconds_an_image(one, low)
+        most += per_engine * seconds_an_image(one, high)
+        short = max(short, missed(one, low))
+    return {LEAST: least, MOST: max(least, most), SHORT: short}
+
+
+def ends(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
+    """The profile that may be stayed at, and the most accurate one."""
+    if stats["policy"] == "fixed":
+        return str(stats["bits"]), str(stats["bits"])
+    profiles = [level["profile"] for level in stats["levels"]]  # least accurate first
+    if settle is None:
+        return profiles[0], profiles[-1]
+    if str(settle) in profiles:
+        return str(settle), profiles[-1]
+    wider = [profile for profile in profiles if profile.isdigit() and int(profile) >= int(settle)]
+    return (wider or profiles[-1:])[0], profiles[-1]
+
+
+def seconds_an_image(stats: Mapping[str, Any], profile: str) -> float:
+    """In the batch that serves most, of those that leave room within the target."""
+    cells = stats["table"]["ms"][profile]
+    longest = ROOM * stats["slo_ms"]
+    return 1e-3 * min(ms / int(images) for images, ms in cells.items() if int(images) == 1 or ms <= longest)
+
+
+def missed(stats: Mapping[str, Any], low: str) -> float:
+    """The share of the last seconds' requests that were not in time; 0 where widths could still have fallen."""
+    window = stats["window"]
+    answers = window["bits_histogram"]
+    total = sum(answers.values())
+    if total:
+        profiles = [level["profile"] for level in stats["levels"]]
+        narrow = profiles[: profiles.index(low) + 1] if low in profiles else [low]
+        if sum(answers.get(profile, 0) for profile in narrow) < NARROW * total:
+            return 0.0
+    return 1.0 - float(window["attainment"])
+
+
+def scale(context: Any) -> tuple[int, dict[str, Any]]:
+    """Ray Serve's autoscaling policy: the number of replicas wanted, and no state of its own.
+
+    Ray waits for upscale_delay_s and downscale_delay_s, and keeps to min_replicas and max_replicas. Example: 3
+    replicas; the load needs 1.4 at 1 bit and 6.3 at 8 bit: 3 it stays. Needs 3.6 at 1 bit: 4. Needs 1.5 at 8 bit: 2.
+    """
+    found = context.aggregated_metrics or {}
+    now = context.target_num_replicas
+    if not found.get(LEAST) or not found.get(MOST):
+        return now, {}  # nobody has reported yet
+    least, most = sum(found[LEAST].values()), sum(found[MOST].values())
+    wanted = min(max(now, math.ceil(least - EASE)), math.ceil(most + EASE) if most > 0 else 0)
+    short = found.get(SHORT) or {0: 0.0}
+    # The table may be wrong, or bursts too steep: misses tell. But a client that asks for the impossible shall not
+    # bring up replicas for it: there must be work for them, too. One at a time, and not while one is starting.
+    if (
+        sum(short.values()) > MISSES * len(short)
+        and least > 0.5 * now
+        and context.current_num_replicas >= context.target_num_replicas
+    ):
+        wanted = max(wanted, now + 1)
+    return wanted, {}

@@ -1,0 +1,54 @@
+"""A Ray cluster of this machine with Ray applications on it, in a process of its own, for test_ray.py.
+
+    python ray_cluster.py PORT
+
+Every line on stdin is an application, {"name": "main", "args": {"model": ...}}, to deploy at /main (or anew); a line
+on stdout says that it is done. Ends when stdin does. Ray warns too much to live in a process of pytest's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import ray
+from ray import serve
+from serving import SlowModel
+
+from anyprec.serve.models import Deliver, Settings
+from anyprec.serve.ray_app import Replica, application, read_options
+from anyprec.serve.scheduler import Scheduler
+
+SECONDS = 0.02  # an image, at 8 bit; an eighth of it at 1 bit
+
+
+class WidthModel(SlowModel):
+    """Takes as long as its width says, asleep: like a large network, whatever else the machine does."""
+
+    def __call__(self, x: np.ndarray, bits: Any = None, **rest: Any) -> Any:
+        time.sleep(self.seconds * len(x) * int(bits) / 8)
+        return self.model(x, bits, **rest)
+
+
+class SlowReplica(Replica):
+    def make_scheduler(self, model: Any, settings: Settings, deliver: Deliver) -> Scheduler:
+        return super().make_scheduler(WidthModel(model, SECONDS), settings, deliver)
+
+
+def main(port: str) -> None:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": int(port)})
+    for line in sys.stdin:
+        given = json.loads(line)
+        name = given["name"]
+        serve.run(application(read_options(given["args"]), SlowReplica), name=name, route_prefix=f"/{name}")
+        print(json.dumps({"deployed": name}), flush=True)
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
