@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anyprec.train.convert import convert
     from anyprec.train.switch import any_layers, bits, set_bits
 
-__version__ = "0.2.0"  # the only place: pyproject.toml reads it from here
+__version__ = "0.3.0"  # the only place: pyproject.toml reads it from here
 
 __all__ = [
     "Profile",

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 from serving import SlowModel
 
 from anyprec.serve.models import Deliver, Settings
 from anyprec.serve.ray_app import Replica, application, read_options
 from anyprec.serve.scheduler import Scheduler
 
-SECONDS = 0.02  # an image, at 8 bit; an eighth of it at 1 bit
+SECONDS = 0.08  # an image, at 8 bit; an eighth of it at 1 bit
 
 
 class WidthModel(SlowModel):
@@ -38,14 +40,36 @@ class SlowReplica(Replica):
         return super().make_scheduler(WidthModel(model, SECONDS), settings, deliver)
 
 
+def build(args: dict[str, Any]) -> serve.Application:
+    """As anyprec.serve.ray_app:build, with slow networks."""
+    return application(read_options(args), SlowReplica)
+
+
+def deploy(config: dict[str, Any]) -> None:
+    """What `serve deploy` does, which would need the dashboard's port: it asks Ray for this."""
+    began = time.time()
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
+    for name in (app["name"] for app in config["applications"]):
+        while True:
+            status = serve.status().applications[name]
+            if status.status == "DEPLOY_FAILED":
+                raise RuntimeError(status.message)
+            if status.status == "RUNNING" and status.last_deployed_time_s >= began - 1:
+                break
+            time.sleep(0.2)
+
+
 def main(port: str) -> None:
+    say, sys.stdout = sys.stdout, sys.stderr  # Ray prints
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": int(port)})
+    apps: dict[str, dict[str, Any]] = {}
     for line in sys.stdin:
         given = json.loads(line)
         name = given["name"]
-        serve.run(application(read_options(given["args"]), SlowReplica), name=name, route_prefix=f"/{name}")
-        print(json.dumps({"deployed": name}), flush=True)
+        apps[name] = {"route_prefix": f"/{name}", "import_path": "ray_cluster:build", **given}
+        deploy({"applications": list(apps.values())})
+        print(json.dumps({"deployed": name}), file=say, flush=True)
     serve.shutdown()
     ray.shutdown()
 

@@ -18,8 +18,9 @@ from anyprec.errors import (
     ServeError,
     UnsupportedBits,
 )
+from anyprec.serve.engine import accuracies, example
 from anyprec.serve.latency import LatencyTable
-from anyprec.serve.scheduler import Answer, Limits, Request, Scheduler, accuracies, example
+from anyprec.serve.scheduler import Answer, Limits, Request, Scheduler
 
 LONG = 60.0  # seconds: a deadline that no test waits for
 

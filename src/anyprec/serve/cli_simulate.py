@@ -115,12 +115,13 @@ def read(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[st
 
 def time_model(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
     from anyprec.run.model import load
-    from anyprec.serve.scheduler import Scheduler, accuracies
+    from anyprec.serve.engine import accuracies
+    from anyprec.serve.engine import time_model as measure
 
-    model = load(args.model, threads=args.threads)
-    scheduler = Scheduler(model, slo=1.0, limits=Limits(max_batch=args.max_batch), threads_per_call=args.threads)
+    model = load(args.model)
     with Progress("timing", unit="run") as progress:
-        measured = scheduler.warm_up(progress)
+        # Half a second a batch at most: which batches are of use depends on an SLO that may be given in their terms.
+        measured = measure(model, slo=0.25, max_batch=args.max_batch, threads=args.threads, progress=progress)
     return measured.now(), accuracies(model)
 
 

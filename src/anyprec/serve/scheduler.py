@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from anyprec.errors import AnyprecError, Draining, InputError, ServeError
 from anyprec.progress import Progress
 from anyprec.serve.desk import Desk, Refusal, Work, default_margin
-from anyprec.serve.latency import LatencyTable, measure
+from anyprec.serve.engine import Model, accuracies, bits_of, check_fits, example, time_model
+from anyprec.serve.latency import LatencyTable
 from anyprec.serve.queue import Limits, Request
 from anyprec.serve.tally import Tally
 
@@ -35,25 +36,6 @@ IDLE_S = 0.25  # an idle engine thread looks up this often: for late requests th
 PROBE_SHARE = 0.25  # of the SLO: the longest run that is only there to keep the table up to date
 
 log = logging.getLogger("anyprec.serve")
-
-
-class Model(Protocol):
-    """What a scheduler needs of a PackedModel."""
-
-    layout: str
-
-    @property
-    def profiles(self) -> tuple[str, ...]: ...
-
-    @property
-    def input_shape(self) -> tuple[int | None, int | None, int]: ...
-
-    @property
-    def takes_uint8(self) -> bool: ...
-
-    def accuracy(self, bits: int | str | None = None) -> float | None: ...
-
-    def __call__(self, x: np.ndarray, bits: int | str | None = None, *, threads: int | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -129,9 +111,20 @@ class Scheduler:
 
     def warm_up(self, progress: Progress | None = None, seconds: float = 3.0) -> LatencyTable:
         """Measure the latency table, in about so many seconds at most; prepares the engine's weights as well."""
-        table = self._measure(self._model, progress, seconds)
+        table = self._time(self._model, seconds, progress)
         self.use_table(table)
         return table
+
+    def _time(self, model: Model, seconds: float, progress: Progress | None = None) -> LatencyTable:
+        return time_model(
+            model,
+            slo=self.slo,
+            max_batch=self.limits.max_batch,
+            threads=self.threads_per_call,
+            size=self.image_size,
+            seconds=seconds,
+            progress=progress,
+        )
 
     def use_table(self, table: LatencyTable) -> None:
         """A table from elsewhere instead of `warm_up`."""
@@ -323,7 +316,7 @@ class Scheduler:
         began = self.clock()
         try:
             x = np.repeat(example(model, self.image_size), batch, axis=0)
-            model(x, int(profile) if profile.isdigit() else profile, threads=self.threads_per_call)
+            model(x, bits_of(profile), threads=self.threads_per_call)
             seconds = self.clock() - began
         except Exception:
             log.exception("a probe of %d images failed at %s bit", batch, profile)
@@ -390,7 +383,7 @@ class Scheduler:
 
         Measures the new one first, while the old one serves. Requests that wait and do not fit it are told so.
         """
-        table = table or self._measure(model, None, 3.0)
+        table = table or self._time(model, 3.0)
         refused: list[Refusal] = []
         with self._lock:
             desk = self._desk
@@ -433,43 +426,6 @@ class Scheduler:
                 record["levels"] = [{"profile": level.profile, "accuracy": level.accuracy} for level in desk.levels]
                 record["table"] = desk.table.record()
         return record
-
-    # --- Measuring ------------------------------------------------------------------------------------------------
-
-    def _measure(self, model: Model, progress: Progress | None, seconds: float) -> LatencyTable:
-        image = example(model, self.image_size)
-
-        def run(profile: str, batch: int) -> None:
-            x = np.repeat(image, batch, axis=0)
-            model(x, int(profile) if profile.isdigit() else profile, threads=self.threads_per_call)
-
-        return measure(run, model.profiles, self.limits.max_batch, 2 * self.slo, seconds, progress)
-
-
-def accuracies(model: Model) -> dict[str, float | None]:
-    return {profile: model.accuracy(profile) for profile in model.profiles}
-
-
-def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
-    """One image for timing, (1, ...) in the model's layout."""
-    height, width, channels = model.input_shape
-    rows, columns = size or (32, 32)
-    height, width = height or rows, width or columns
-    shape = (channels, height, width) if model.layout == "NCHW" else (height, width, channels)
-    draw = np.random.default_rng(0)
-    if model.takes_uint8:
-        return draw.integers(0, 256, (1, *shape), dtype=np.uint8)
-    return draw.standard_normal((1, *shape), dtype=np.float32)
-
-
-def check_fits(model: Model, x: np.ndarray) -> None:
-    height, width, channels = model.input_shape
-    wanted = (channels, height, width) if model.layout == "NCHW" else (height, width, channels)
-    if any(want is not None and want != have for want, have in zip(wanted, x.shape[1:], strict=True)):
-        text = ", ".join("any" if want is None else str(want) for want in wanted)
-        raise InputError(f"input has shape {x.shape}; this model takes (n, {text}), {model.layout}")
-    if x.dtype == np.uint8 and not model.takes_uint8:
-        raise InputError("input is uint8; this model does not say how bytes become floats: give float32")
 
 
 def settle(future: Future[Answer]) -> Done:
