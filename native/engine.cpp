@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "cpu.h"
+#include "execute.h"
 #include "kernels.h"
 #include "panels.h"
 #include "plan.h"

@@ -48,7 +48,7 @@ struct StepInfo {
 
 class Model {
   public:
-    // Throws ModelError (reader.h), IsaError (cpu.h).
+    // Throws ModelError (model_error.h), IsaError (cpu.h).
     static std::shared_ptr<Model> open(const std::string &path, const OpenOptions &options = {});
     ~Model();
 

@@ -23,7 +23,4 @@ ParsedGraph parse_graph(std::string_view text);
 // (profiles, 2, table_row / 2) if Op::affine, else (profiles, 2).
 bool has_table(const Op &op);
 
-// Eight hex digits; false if it is anything else.
-bool parse_crc32(std::string_view digits, uint32_t &crc);
-
 } // namespace anyprec

@@ -1,5 +1,5 @@
 // Kernels: the inner loops for one instruction set, as one table of functions. kernels_<isa>.cpp make them, engine.cpp
-// picks a table once (kernels_for), plan.cpp picks from it for each convolution. All tables give the same bits.
+// picks a table once (kernels_for), choose.cpp picks from it for each convolution. All tables give the same bits.
 //
 // An integer convolution is cut into tiles: `rows` neighbouring output pixels of one image times one block of output
 // channels. Each input pixel a tile reads is a byte offset from the image's first byte (offset 0 is a row of zeros, for
@@ -8,6 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
+
+// For what must not become a call: sums in registers would go through memory, and gcc 12 takes a function that only
+// prefetches for one that does nothing.
+#if defined(__GNUC__)
+#define ANYPREC_INLINE inline __attribute__((always_inline))
+#else
+#define ANYPREC_INLINE __forceinline
+#endif
 
 namespace anyprec {
 
@@ -71,22 +79,35 @@ enum class Input : uint8_t { codes, wide, floats, lookup };
 enum class Coding : uint8_t { centred8, centred16, offset8, floats, lookup, lookup_planes };
 
 constexpr int kMaxRows = 8;
+constexpr int64_t kNoLimit = int64_t(1) << 40;
 
-struct TileKernel {
-    const char *name;
+// A kernel in four parts, so that a table of them reads line by line: what a step reads, which numbers it can take, a
+// function for every size of tile.
+struct Reads {
     Input input;
     Coding coding;
-    int group;           // input channels per step
-    int lanes;           // output channels per vector
+    int group; // input channels per step
+    int lanes; // output channels per vector
+};
+struct Takes {
     int max_weight_bits; // 0: floats
     int max_act_bits;
-    int64_t max_k;                // longest sum it can hold
-    bool window;                  // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
+    int64_t max_k = kNoLimit; // longest sum it can hold
+};
+struct Tiles {
     int shifts;                   // blocks are 1, 2, .. 2^shifts vectors wide
     int rows[4];                  // most rows of a tile, by log2 of the vectors
     const TileFunction *tiles[4]; // [log2 vectors][rows - 1]
-    int rate = 1;                 // products per cycle with full vectors, as measured; plan.cpp weighs kernels by it
-    bool winograd = false;        // its panel holds transformed weights, 16 positions in place of 9 taps
+};
+struct TileKernel : Reads, Takes, Tiles {
+    const char *name;
+    int rate;      // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
+    bool winograd; // its panel holds transformed weights, 16 positions in place of 9 taps
+    bool window;   // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
+
+    constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed, bool transformed = false)
+        : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), winograd(transformed),
+          window(coding == Coding::offset8 || coding == Coding::lookup || coding == Coding::lookup_planes) {}
 };
 
 // Bytes a step reads of one input pixel, and of one vector of the panel.

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <utility>
 
 namespace anyprec {
 namespace {
@@ -92,11 +93,11 @@ inline I load_sum(const int32_t *p) {
 inline I load_sum(const uint16_t *p) {
     return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
 }
-inline void prefetch(const float *p) {
+ANYPREC_INLINE void prefetch(const float *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0);
 }
 
-inline void prefetch_far(const uint8_t *p) {
+ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
 }
 
@@ -166,207 +167,90 @@ inline I broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(word);
 }
 
+#include "tiles.inl"
+
 // --- 8 bit: vpmaddwd, two channels a step ----------------------------------------------------------------------------
 
-template <int R, int V> void dot_wide(const Tile &t) {
-    fetch_next(t.epilogue, R, t.channels);
-    I acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm256_setzero_si256();
-    const uint8_t *panel = t.panel, *ahead = t.ahead;
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const uint8_t *in[R];
+struct DotWide {
+    using Vector = I;
+    using Code = uint8_t; // in pairs of 16 bit
+    static constexpr int kHold = 0;
+    static constexpr bool kFetch = true;
+    static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
+    static I weights(const uint8_t *panel) { return load(panel); }
+    static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
+    template <int R, int V> using Totals = WholeSums<R, V>;
+};
+
+// --- 7 to 3 bit: vpmaddubsw, four channels a step --------------------------------------------------------------------
+
+// Each step adds at most 2 x 15 x 15 = 450 at 4 bit, so a 16 bit sum holds 72.
+template <int Largest> struct DotNarrow : DotWide {
+    static constexpr int kHold = 32767 / (2 * Largest * Largest), kLanes = W;
+    using Total = int32_t;
+    static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
+    static void add_to(int32_t *total, I acc) {
+        store(total, add(load(total), _mm256_madd_epi16(acc, _mm256_set1_epi16(1))));
+    }
+    template <int R, int V> using Totals = StackTotals<DotNarrow, R, V>;
+};
+
+// 2 x 128 x 127 = 32512 leaves room for one step: it is widened at once and needs no totals.
+struct DotSeven : DotWide {
+    static I step(I acc, I x, I w) {
+        return add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
+    }
+};
+
+// For Winograd at 4 bit: U of up to 72 and V of up to 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
+// then widened at once.
+struct DotThree {
+    template <int R, int V> static void tile(const Tile &t) {
+        const I ones = _mm256_set1_epi16(1);
+        I acc[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-            in[r] = t.base + t.offsets[tap * R + r];
-        for (int s = 0; s < t.steps; ++s) {
-            I w[V];
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
-                w[v] = load(panel + 32 * v);
-            panel += 32 * V;
-            prefetch_far(ahead);
-            ahead += 64;
+                acc[r][v] = _mm256_setzero_si256();
+        const uint8_t *panel = t.panel, *ahead = t.ahead, *in[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            in[r] = t.base + t.offsets[r];
+        int s = 0;
+        for (; s + 3 <= t.steps; s += 3, panel += 96 * V, ahead += 192) {
+#pragma GCC unroll 3
+            for (int i = 0; i < 3; ++i)
+                prefetch_far(ahead + 64 * i);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
+                        x2 = broadcast4(in[r] + 4 * s + 8);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    const I first = _mm256_maddubs_epi16(x0, load(panel + 32 * v));
+                    const I second = _mm256_maddubs_epi16(x1, load(panel + 32 * (V + v)));
+                    const I third = _mm256_maddubs_epi16(x2, load(panel + 32 * (2 * V + v)));
+                    const I sum = _mm256_add_epi16(_mm256_add_epi16(first, second), third);
+                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sum, ones));
+                }
+            }
+        }
+        for (; s < t.steps; ++s, panel += 32 * V)
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const I x = broadcast4(in[r] + 4 * s);
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v)
-                    acc[r][v] = _mm256_add_epi32(acc[r][v], _mm256_madd_epi16(x, w[v]));
+                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(x, load(panel + 32 * v)), ones));
             }
-        }
-    }
-    alignas(32) int32_t sums[R * W * V];
-    int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            store(to + W * (r * V + v), acc[r][v]);
-    if (to == sums)
-        finish_tile(t.epilogue, sums, W * V, R, t.channels);
-}
-
-// --- 7 to 3 bit: vpmaddubsw, four channels a step --------------------------------------------------------------------
-
-// Steps a 16 bit sum holds, for the largest weight and code: each adds at most 2 x 15 x 15 = 450 at 4 bit.
-constexpr int hold(int weight, int code) {
-    return 32767 / (2 * weight * code);
-}
-
-// At 7 bit a sum holds one step: it is widened at once and needs no totals.
-template <int R, int V, int Hold> void dot_narrow(const Tile &t) {
-    constexpr bool kAtOnce = Hold == 1;
-    fetch_next(t.epilogue, R, t.channels);
-    const I ones = _mm256_set1_epi16(1);
-    alignas(32) int32_t total[R][W * V];
-    I acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-            acc[r][v] = _mm256_setzero_si256();
-            store(total[r] + W * v, acc[r][v]);
-        }
-    const auto flush = [&] {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                int32_t *to = total[r] + W * v;
-                store(to, kAtOnce ? acc[r][v] : add(load(to), _mm256_madd_epi16(acc[r][v], ones)));
-                acc[r][v] = _mm256_setzero_si256();
-            }
-    };
-    const uint8_t *panel = t.panel, *ahead = t.ahead;
-    int room = kAtOnce ? 1 << 30 : Hold;
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const uint8_t *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = t.base + t.offsets[tap * R + r];
-        for (int s = 0; s < t.steps;) {
-            const int end = t.steps - s < room ? t.steps : s + room;
-            room -= end - s;
-            for (; s < end; ++s) {
-                I w[V];
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    w[v] = load(panel + 32 * v);
-                panel += 32 * V;
-                prefetch_far(ahead);
-                ahead += 64;
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const I x = broadcast4(in[r] + 4 * s);
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v) {
-                        const I products = _mm256_maddubs_epi16(x, w[v]);
-                        acc[r][v] = kAtOnce ? add(acc[r][v], _mm256_madd_epi16(products, ones))
-                                            : _mm256_add_epi16(acc[r][v], products);
-                    }
-                }
-            }
-            if (room == 0) {
-                flush();
-                room = Hold;
-            }
-        }
-    }
-    flush();
-    finish_tile(t.epilogue, total[0], W * V, R, t.channels);
-}
-
-// For Winograd at 4 bit: U of up to 72 and V of up to 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
-// then widened at once.
-template <int R, int V> void dot_three(const Tile &t) {
-    const I ones = _mm256_set1_epi16(1);
-    I acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm256_setzero_si256();
-    const uint8_t *panel = t.panel, *ahead = t.ahead, *in[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-        in[r] = t.base + t.offsets[r];
-    int s = 0;
-    for (; s + 3 <= t.steps; s += 3, panel += 96 * V, ahead += 192) {
-#pragma GCC unroll 3
-        for (int i = 0; i < 3; ++i)
-            prefetch_far(ahead + 64 * i);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
-                    x2 = broadcast4(in[r] + 4 * s + 8);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                const I first = _mm256_maddubs_epi16(x0, load(panel + 32 * v));
-                const I second = _mm256_maddubs_epi16(x1, load(panel + 32 * (V + v)));
-                const I third = _mm256_maddubs_epi16(x2, load(panel + 32 * (2 * V + v)));
-                const I sum = _mm256_add_epi16(_mm256_add_epi16(first, second), third);
-                acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sum, ones));
-            }
-        }
-    }
-    for (; s < t.steps; ++s, panel += 32 * V)
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const I x = broadcast4(in[r] + 4 * s);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
-                acc[r][v] = add(acc[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(x, load(panel + 32 * v)), ones));
-        }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            store(t.epilogue.raw + W * (r * V + v), acc[r][v]);
-}
-
-// --- Float: one fma a product, in the order of K ---------------------------------------------------------------------
-
-template <int R, int V> void multiply(const Tile &t) {
-    fetch_next(t.epilogue, R, t.channels);
-    F acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm256_setzero_ps();
-    const float *panel = reinterpret_cast<const float *>(t.panel);
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const float *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = reinterpret_cast<const float *>(t.base + t.offsets[tap * R + r]);
-        for (int s = 0; s < t.steps; ++s) {
-            F w[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v)
-                w[v] = _mm256_loadu_ps(panel + W * v);
-            panel += W * V;
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const F x = _mm256_set1_ps(in[r][s]);
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    acc[r][v] = _mm256_fmadd_ps(x, w[v], acc[r][v]);
-            }
-        }
+                store(t.epilogue.raw + W * (r * V + v), acc[r][v]);
     }
-    alignas(32) float sums[R][W * V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            _mm256_store_ps(sums[r] + W * v, acc[r][v]);
-    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
-}
+};
 
 // --- 2 and 1 bit: look-up --------------------------------------------------------------------------------------------
 
@@ -389,251 +273,56 @@ constexpr Products<2> products2;
 // Byte sums hold 255 / (largest entry) steps: 4 per step at 1 bit, 12 at 2 bit. Totals are 16 bit. At 1 bit the even
 // bytes are channels 0..15 of the vector and the odd ones 16..31 (panels.cpp interleaves them); at 2 bit they are the
 // lower and the upper plane of the same channel, and vpmaddubsw gives lower + 2 upper.
-template <int R, int V, int Bits> void look_up(const Tile &t) {
-    constexpr int kHold = Bits == 1 ? 255 / 4 : 255 / 12;
-    constexpr int kLanes = Bits == 1 ? 32 : 16;
-    fetch_next(t.epilogue, R, t.channels);
-    const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
-    alignas(32) uint16_t total[R][kLanes * V] = {};
-    I acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm256_setzero_si256();
-    const auto flush = [&] {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                uint16_t *to = total[r] + kLanes * v;
-                if constexpr (Bits == 1) {
-                    const I low = _mm256_and_si256(acc[r][v], _mm256_set1_epi16(0x00ff));
-                    store(to, _mm256_add_epi16(load(to), low));
-                    store(to + 16, _mm256_add_epi16(load(to + 16), _mm256_srli_epi16(acc[r][v], 8)));
-                } else {
-                    const I sums = _mm256_maddubs_epi16(acc[r][v], _mm256_set1_epi16(0x0201));
-                    store(to, _mm256_add_epi16(load(to), sums));
-                }
-                acc[r][v] = _mm256_setzero_si256();
-            }
-    };
-    const uint8_t *panel = t.panel;
-    int room = kHold;
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const uint16_t *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * R + r]);
-        for (int s = 0; s < t.steps;) {
-            const int end = t.steps - s < room ? t.steps : s + room;
-            room -= end - s;
-            for (; s < end; ++s) {
-                I w[V];
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    w[v] = load(panel + 32 * v);
-                panel += 32 * V;
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const I x = _mm256_broadcastsi128_si256(
-                        _mm_load_si128(reinterpret_cast<const __m128i *>(table + in[r][s])));
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v)
-                        acc[r][v] = _mm256_add_epi8(acc[r][v], _mm256_shuffle_epi8(x, w[v]));
-                }
-            }
-            if (room == 0) {
-                flush();
-                room = kHold;
-            }
+template <int Bits> struct LookUp {
+    using Vector = I;
+    using Code = uint16_t;
+    using Total = uint16_t;
+    static constexpr int kHold = Bits == 1 ? 255 / 4 : 255 / 12, kLanes = Bits == 1 ? 32 : 16;
+    static constexpr bool kFetch = false;
+    static I input(const uint16_t *in, int s) {
+        const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
+        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table + in[s])));
+    }
+    static I weights(const uint8_t *panel) { return load(panel); }
+    static I step(I acc, I x, I w) { return _mm256_add_epi8(acc, _mm256_shuffle_epi8(x, w)); }
+    static void add_to(uint16_t *total, I acc) {
+        if constexpr (Bits == 1) {
+            store(total, _mm256_add_epi16(load(total), _mm256_and_si256(acc, _mm256_set1_epi16(0x00ff))));
+            store(total + 16, _mm256_add_epi16(load(total + 16), _mm256_srli_epi16(acc, 8)));
+        } else {
+            store(total, _mm256_add_epi16(load(total), _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201))));
         }
     }
-    flush();
-    finish_tile(t.epilogue, total[0], kLanes * V, R, t.channels);
-}
+    template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
+};
 
-#define ROWS6(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>}
-#define ROWS8(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>, f<7, V>, f<8, V>}
-template <int R, int V> constexpr TileFunction look_up1 = look_up<R, V, 1>;
-template <int R, int V> constexpr TileFunction look_up2 = look_up<R, V, 2>;
-template <int R, int V> constexpr TileFunction dot4 = dot_narrow<R, V, hold(15, 15)>;
-template <int R, int V> constexpr TileFunction dot5 = dot_narrow<R, V, hold(31, 31)>;
-template <int R, int V> constexpr TileFunction dot6 = dot_narrow<R, V, hold(63, 63)>;
-template <int R, int V> constexpr TileFunction dot7 = dot_narrow<R, V, hold(128, 127)>;
-constexpr TileFunction lut1_1[] = ROWS8(look_up1, 1), lut1_2[] = ROWS6(look_up1, 2);
-constexpr TileFunction lut2_1[] = ROWS8(look_up2, 1), lut2_2[] = ROWS6(look_up2, 2);
-constexpr TileFunction dot4_1[] = ROWS8(dot4, 1), dot4_2[] = ROWS6(dot4, 2);
-constexpr TileFunction dot5_1[] = ROWS8(dot5, 1), dot5_2[] = ROWS6(dot5, 2);
-constexpr TileFunction dot6_1[] = ROWS8(dot6, 1), dot6_2[] = ROWS6(dot6, 2);
-constexpr TileFunction dot7_1[] = ROWS8(dot7, 1), dot7_2[] = ROWS6(dot7, 2);
-constexpr TileFunction wide1[] = ROWS8(dot_wide, 1), wide2[] = ROWS6(dot_wide, 2);
-constexpr TileFunction three1[] = ROWS8(dot_three, 1), three2[] = ROWS6(dot_three, 2);
-constexpr TileFunction float1[] = ROWS8(multiply, 1), float2[] = ROWS6(multiply, 2);
+// --- The table -------------------------------------------------------------------------------------------------------
 
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
-constexpr int64_t kNoLimit = int64_t(1) << 40;
-constexpr TileKernel lookup_1bit = {"vpshufb, 1 bit",
-                                    Input::lookup,
-                                    Coding::lookup,
-                                    4,
-                                    32,
-                                    1,
-                                    1,
-                                    4 * (65535 / 4),
-                                    true,
-                                    1,
-                                    {8, 6, 0, 0},
-                                    {lut1_1, lut1_2, nullptr, nullptr},
-                                    155};
-constexpr TileKernel lookup_2bit = {"vpshufb, 2 bit",
-                                    Input::lookup,
-                                    Coding::lookup_planes,
-                                    4,
-                                    16,
-                                    2,
-                                    2,
-                                    4 * (65535 / 36),
-                                    true,
-                                    1,
-                                    {8, 6, 0, 0},
-                                    {lut2_1, lut2_2, nullptr, nullptr},
-                                    79};
-constexpr TileKernel dot_4bit = {"vpmaddubsw, 4 bit",
-                                 Input::codes,
-                                 Coding::centred8,
-                                 4,
-                                 8,
-                                 4,
-                                 4,
-                                 kNoLimit,
-                                 false,
-                                 1,
-                                 {8, 6, 0, 0},
-                                 {dot4_1, dot4_2, nullptr, nullptr},
-                                 43};
-constexpr TileKernel dot_5bit = {"vpmaddubsw, 5 bit",
-                                 Input::codes,
-                                 Coding::centred8,
-                                 4,
-                                 8,
-                                 5,
-                                 5,
-                                 kNoLimit,
-                                 false,
-                                 1,
-                                 {8, 6, 0, 0},
-                                 {dot5_1, dot5_2, nullptr, nullptr},
-                                 40};
-constexpr TileKernel dot_6bit = {"vpmaddubsw, 6 bit",
-                                 Input::codes,
-                                 Coding::centred8,
-                                 4,
-                                 8,
-                                 6,
-                                 6,
-                                 kNoLimit,
-                                 false,
-                                 1,
-                                 {8, 6, 0, 0},
-                                 {dot6_1, dot6_2, nullptr, nullptr},
-                                 31};
-constexpr TileKernel dot_7bit = {"vpmaddubsw, 7 bit",
-                                 Input::codes,
-                                 Coding::centred8,
-                                 4,
-                                 8,
-                                 7,
-                                 7,
-                                 kNoLimit,
-                                 false,
-                                 1,
-                                 {8, 6, 0, 0},
-                                 {dot7_1, dot7_2, nullptr, nullptr},
-                                 28};
-// Weights of 8 bit beside codes of 7: 2 x 128 x 127 still fits.
-constexpr TileKernel dot_8x7bit = {"vpmaddubsw, 8x7 bit",
-                                   Input::codes,
-                                   Coding::offset8,
-                                   4,
-                                   8,
-                                   8,
-                                   7,
-                                   kNoLimit,
-                                   true,
-                                   1,
-                                   {8, 6, 0, 0},
-                                   {dot7_1, dot7_2, nullptr, nullptr},
-                                   27};
-constexpr TileKernel dot_8bit = {"vpmaddwd",
-                                 Input::wide,
-                                 Coding::centred16,
-                                 2,
-                                 8,
-                                 8,
-                                 8,
-                                 kNoLimit,
-                                 false,
-                                 1,
-                                 {8, 6, 0, 0},
-                                 {wide1, wide2, nullptr, nullptr},
-                                 21};
-constexpr TileKernel float_fma = {"fma",
-                                  Input::floats,
-                                  Coding::floats,
-                                  1,
-                                  8,
-                                  0,
-                                  0,
-                                  kNoLimit,
-                                  false,
-                                  1,
-                                  {8, 6, 0, 0},
-                                  {float1, float2, nullptr, nullptr},
-                                  15};
+template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
+
+constexpr Reads groups1 = {Input::lookup, Coding::lookup, 4, 32},
+                groups2 = {Input::lookup, Coding::lookup_planes, 4, 16};
+constexpr Reads centred = {Input::codes, Coding::centred8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
+constexpr Reads wide = {Input::wide, Coding::centred16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
+
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", groups1, {1, 1, 4 * (65535 / 4)}, tiles<LookUp<1>>, 164);
+constexpr TileKernel lookup_2bit("vpshufb, 2 bit", groups2, {2, 2, 4 * (65535 / 36)}, tiles<LookUp<2>>, 83);
+constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centred, {4, 4}, tiles<DotNarrow<15>>, 43);
+constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centred, {5, 5}, tiles<DotNarrow<31>>, 42);
+constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centred, {6, 6}, tiles<DotNarrow<63>>, 35);
+constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centred, {7, 7}, tiles<DotSeven>, 28);
+constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
+constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
+constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit, &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_8bit, nullptr};
 
-constexpr Winograd winograd_4bit = {{"winograd vpmaddubsw",
-                                     Input::codes,
-                                     Coding::offset8,
-                                     4,
-                                     8,
-                                     4,
-                                     4,
-                                     kNoLimit,
-                                     true,
-                                     1,
-                                     {8, 6, 0, 0},
-                                     {three1, three2, nullptr, nullptr},
-                                     37,
-                                     true},
-                                    ByteForm::kBias,
-                                    1,
-                                    ByteForm::kLanes,
-                                    8.6,
-                                    winograd_input<ByteForm>,
-                                    winograd_output};
-constexpr Winograd winograd_8bit = {{"winograd vpmaddwd",
-                                     Input::codes,
-                                     Coding::centred16,
-                                     2,
-                                     8,
-                                     8,
-                                     8,
-                                     kNoLimit,
-                                     false,
-                                     1,
-                                     {8, 6, 0, 0},
-                                     {wide1, wide2, nullptr, nullptr},
-                                     23,
-                                     true},
-                                    WideForm::kBias,
-                                    2,
-                                    WideForm::kLanes,
-                                    11,
-                                    winograd_input<WideForm>,
-                                    winograd_output};
+constexpr Reads made = {Input::codes, Coding::centred16, 2, 8}; // V, 16 bit, out of codes
+constexpr Winograd winograd_4bit =
+    winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, true}, 8.6);
+constexpr Winograd winograd_8bit =
+    winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, true}, 11);
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
 constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,

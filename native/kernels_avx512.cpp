@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <utility>
 
 namespace anyprec {
 namespace {
@@ -76,10 +77,10 @@ inline I load_sum(const int32_t *p) {
 inline I load_sum(const uint16_t *p) {
     return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)));
 }
-inline void prefetch(const void *p) {
+ANYPREC_INLINE void prefetch(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0);
 }
-inline void prefetch_far(const void *p) {
+ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
 }
 
@@ -139,91 +140,22 @@ inline I broadcast4(const uint8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
-// --- 8 and 4 bit: vpdpbusd, four channels a step ------------------------------------------------------------------
+#include "tiles.inl"
 
-template <int R, int V> void dot(const Tile &t) {
-    fetch_next(t.epilogue, R, t.channels);
-    I acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm512_setzero_si512();
-    const uint8_t *panel = t.panel, *ahead = t.ahead;
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const uint8_t *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = t.base + t.offsets[tap * R + r];
-        for (int s = 0; s < t.steps; ++s) {
-            I w[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v)
-                w[v] = _mm512_loadu_si512(panel + 64 * v);
-            panel += 64 * V;
-            prefetch_far(ahead);
-            ahead += 64;
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const I x = broadcast4(in[r] + 4 * s);
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    acc[r][v] = _mm512_dpbusd_epi32(acc[r][v], x, w[v]);
-            }
-        }
-    }
-    alignas(64) int32_t sums[R * W * V];
-    int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            _mm512_store_si512(to + W * (r * V + v), acc[r][v]);
-    if (to == sums)
-        finish_tile(t.epilogue, sums, W * V, R, t.channels);
-}
+// --- 8 and 4 bit: vpdpbusd, four channels a step ---------------------------------------------------------------------
 
-// --- Float: one fma a product, in the order of K -------------------------------------------------------------------
+struct Dot {
+    using Vector = I;
+    using Code = uint8_t;
+    static constexpr int kHold = 0;
+    static constexpr bool kFetch = true;
+    static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
+    static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
+    static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
+    template <int R, int V> using Totals = WholeSums<R, V>;
+};
 
-template <int R, int V> void multiply(const Tile &t) {
-    fetch_next(t.epilogue, R, t.channels);
-    F acc[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = _mm512_setzero_ps();
-    const float *panel = reinterpret_cast<const float *>(t.panel);
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const float *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = reinterpret_cast<const float *>(t.base + t.offsets[tap * R + r]);
-        for (int s = 0; s < t.steps; ++s) {
-            F w[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v)
-                w[v] = _mm512_loadu_ps(panel + W * v);
-            panel += W * V;
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const F x = _mm512_set1_ps(in[r][s]);
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    acc[r][v] = _mm512_fmadd_ps(x, w[v], acc[r][v]);
-            }
-        }
-    }
-    alignas(64) float sums[R][W * V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            _mm512_store_ps(sums[r] + W * v, acc[r][v]);
-    finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
-}
-
-// --- 2 and 1 bit: look-up ------------------------------------------------------------------------------------------
+// --- 2 and 1 bit: look-up --------------------------------------------------------------------------------------------
 
 // table[a][w] = sum of the products of the group's codes in a and w.
 template <int Bits> struct Products {
@@ -242,163 +174,69 @@ constexpr Products<1> products1;
 constexpr Products<2> products2;
 
 // Byte sums hold 255 / (largest entry) steps: 6 per step at 1 bit, 27 at 2 bit. Then the even bytes (channels 0..31 of
-// the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit.
-template <int R, int V, int Bits> void look_up(const Tile &t) {
-    fetch_next(t.epilogue, R, t.channels);
-    constexpr int kHold = Bits == 1 ? 255 / 6 : 255 / 27;
-    const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
-    const I even = _mm512_set1_epi16(0x00ff);
-    I acc[R][V], low[R][V], high[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            acc[r][v] = low[r][v] = high[r][v] = _mm512_setzero_si512();
-    const auto flush = [&] {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                low[r][v] = _mm512_add_epi16(low[r][v], _mm512_and_si512(acc[r][v], even));
-                high[r][v] = _mm512_add_epi16(high[r][v], _mm512_srli_epi16(acc[r][v], 8));
-                acc[r][v] = _mm512_setzero_si512();
-            }
-    };
-    const uint8_t *panel = t.panel, *ahead = t.ahead;
-    int room = kHold;
-    for (int tap = 0; tap < t.taps; ++tap) {
-        const uint16_t *in[R];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            in[r] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * R + r]);
-        for (int s = 0; s < t.steps;) {
-            const int end = t.steps - s < room ? t.steps : s + room;
-            room -= end - s;
-            for (; s < end; ++s) {
-                I w[V];
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    w[v] = _mm512_loadu_si512(panel + 64 * v);
-                panel += 64 * V;
-                prefetch_far(ahead);
-                ahead += 64;
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const I x = _mm512_load_si512(table + in[r][s]);
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v)
-                        acc[r][v] = _mm512_add_epi8(acc[r][v], _mm512_permutexvar_epi8(w[v], x));
-                }
-            }
-            if (room == 0) {
-                flush();
-                room = kHold;
-            }
-        }
+// the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit. There are
+// registers enough for all of them.
+template <int Bits> struct LookUp {
+    using Vector = I;
+    using Code = uint16_t;
+    static constexpr int kHold = Bits == 1 ? 255 / 6 : 255 / 27;
+    static constexpr bool kFetch = true;
+    static I input(const uint16_t *in, int s) {
+        const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
+        return _mm512_load_si512(table + in[s]);
     }
-    flush();
-    alignas(64) uint16_t sums[R][64 * V];
+    static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
+    static I step(I acc, I x, I w) { return _mm512_add_epi8(acc, _mm512_permutexvar_epi8(w, x)); }
+
+    template <int R, int V> struct Totals {
+        I low[R][V] = {}, high[R][V] = {};
+
+        ANYPREC_INLINE void take(I (&acc)[R][V]) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-            _mm512_store_si512(sums[r] + 64 * v, low[r][v]);
-            _mm512_store_si512(sums[r] + 64 * v + 32, high[r][v]);
+                for (int v = 0; v < V; ++v) {
+                    low[r][v] = _mm512_add_epi16(low[r][v], _mm512_and_si512(acc[r][v], _mm512_set1_epi16(0x00ff)));
+                    high[r][v] = _mm512_add_epi16(high[r][v], _mm512_srli_epi16(acc[r][v], 8));
+                    acc[r][v] = I{};
+                }
         }
-    finish_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
-}
+        ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
+            take(acc);
+            alignas(64) uint16_t sums[R][64 * V];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    store(sums[r] + 64 * v, low[r][v]);
+                    store(sums[r] + 64 * v + 32, high[r][v]);
+                }
+            finish_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+        }
+    };
+};
 
-#define ROWS4(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>}
-#define ROWS6(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>}
-#define ROWS8(f, V) {f<1, V>, f<2, V>, f<3, V>, f<4, V>, f<5, V>, f<6, V>, f<7, V>, f<8, V>}
-template <int R, int V> constexpr TileFunction look_up1 = look_up<R, V, 1>;
-template <int R, int V> constexpr TileFunction look_up2 = look_up<R, V, 2>;
-constexpr TileFunction dot1[] = ROWS8(dot, 1), dot2[] = ROWS8(dot, 2), dot4[] = ROWS6(dot, 4);
-constexpr TileFunction float1[] = ROWS8(multiply, 1), float2[] = ROWS8(multiply, 2), float4[] = ROWS6(multiply, 4);
-constexpr TileFunction lut1_1[] = ROWS8(look_up1, 1), lut1_2[] = ROWS4(look_up1, 2);
-constexpr TileFunction lut2_1[] = ROWS8(look_up2, 1), lut2_2[] = ROWS4(look_up2, 2);
+// --- The table -------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kNoLimit = int64_t(1) << 40;
-constexpr TileKernel lookup_1bit = {"vpermb, 1 bit",
-                                    Input::lookup,
-                                    Coding::lookup,
-                                    6,
-                                    64,
-                                    1,
-                                    1,
-                                    6 * (65535 / 6),
-                                    true,
-                                    1,
-                                    {8, 4, 0, 0},
-                                    {lut1_1, lut1_2, nullptr, nullptr},
-                                    215};
-constexpr TileKernel lookup_2bit = {"vpermb, 2 bit",
-                                    Input::lookup,
-                                    Coding::lookup,
-                                    3,
-                                    64,
-                                    2,
-                                    2,
-                                    3 * (65535 / 27),
-                                    true,
-                                    1,
-                                    {8, 4, 0, 0},
-                                    {lut2_1, lut2_2, nullptr, nullptr},
-                                    114};
-constexpr TileKernel dot_7bit = {"vpdpbusd", Input::codes, Coding::centred8,
-                                 4,          16,           7,
-                                 8,          kNoLimit,     false,
-                                 2,          {8, 8, 6, 0}, {dot1, dot2, dot4, nullptr},
-                                 108};
-constexpr TileKernel dot_8bit = {
-    "vpdpbusd, 8 bit",           Input::codes, Coding::offset8, 4, 16, 8, 8, kNoLimit, true, 2, {8, 8, 6, 0},
-    {dot1, dot2, dot4, nullptr}, 107};
-constexpr TileKernel float_fma = {
-    "fma", Input::floats, Coding::floats, 1, 16,           0,
-    0,     kNoLimit,      false,          2, {8, 8, 6, 0}, {float1, float2, float4, nullptr}};
+constexpr Tiles dots = tiles_of<Loop<Dot>, 8, 8, 6>(), multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
+template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
+
+constexpr Reads groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
+constexpr Reads centred = {Input::codes, Coding::centred8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
+constexpr Reads floats = {Input::floats, Coding::floats, 1, 16};
+
+constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
+constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
+constexpr TileKernel dot_7bit("vpdpbusd", centred, {7, 8}, dots, 108);
+constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
+constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
 
 // Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
-constexpr Winograd winograd_3bit = {{"winograd vpdpbusd, 3 bit",
-                                     Input::codes,
-                                     Coding::centred8,
-                                     4,
-                                     16,
-                                     3,
-                                     5,
-                                     kNoLimit,
-                                     false,
-                                     2,
-                                     {8, 8, 6, 0},
-                                     {dot1, dot2, dot4, nullptr},
-                                     108,
-                                     true},
-                                    ByteForm::kBias,
-                                    1,
-                                    ByteForm::kLanes,
-                                    4.5,
-                                    winograd_input<ByteForm>,
-                                    winograd_output};
-constexpr Winograd winograd_4bit = {{"winograd vpdpbusd, 4 bit",
-                                     Input::codes,
-                                     Coding::offset8,
-                                     4,
-                                     16,
-                                     4,
-                                     5,
-                                     kNoLimit,
-                                     true,
-                                     2,
-                                     {8, 8, 6, 0},
-                                     {dot1, dot2, dot4, nullptr},
-                                     108,
-                                     true},
-                                    ByteForm::kBias,
-                                    1,
-                                    ByteForm::kLanes,
-                                    4.5,
-                                    winograd_input<ByteForm>,
-                                    winograd_output};
+constexpr Winograd winograd_3bit =
+    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centred, {3, 5}, dots, 108, true}, 4.5);
+constexpr Winograd winograd_4bit =
+    winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, true}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"avx512", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_zmm,

@@ -84,14 +84,8 @@ void multiply(const Tile &t) {
 }
 
 constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply};
-constexpr int64_t kNoLimit = int64_t(1) << 40;
-constexpr TileKernel integer_dot = {"scalar", Input::codes, Coding::centred16,
-                                    1,        kLanes,       8,
-                                    8,        kNoLimit,     false,
-                                    0,        {1, 0, 0, 0}, {dots, nullptr, nullptr, nullptr}};
-constexpr TileKernel float_dot = {
-    "scalar", Input::floats, Coding::floats, 1, kLanes,       0,
-    0,        kNoLimit,      false,          0, {1, 0, 0, 0}, {multiplies, nullptr, nullptr, nullptr}};
+constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centred16, 1, kLanes}, {8, 8}, {0, {1}, {dots}}, 1);
+constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0}, {0, {1}, {multiplies}}, 1);
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
 constexpr Kernels table = {"scalar", integer,   &float_dot, depth_codes,   depth_floats, finish_rows, lookup_offsets,

@@ -1,21 +1,18 @@
 // Plan: a graph made ready for one profile and one input size. In: Graph, profile, H, W, kernels, panels.
-// Out: an ordered list of steps over one block of memory (the arena), whose run() allocates nothing.
+// Out: an ordered list of steps over one block of memory (the arena), whose run allocates nothing (execute.h).
 // Ops that only pass a convolution's result on (clip, add, clip, quantize) become part of its step: the arithmetic is
 // the same, the trip through memory is saved. Built and kept by engine.cpp.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <string>
-#include <tuple>
 #include <vector>
 
 #include "graph.h"
 #include "kernels.h"
 #include "panels.h"
 #include "shapes.h"
-#include "threads.h"
+#include "taps.h"
 
 namespace anyprec {
 
@@ -26,12 +23,6 @@ struct Place {
     size_t pixel = 0; // bytes
     size_t image = 0; // bytes, the row of zeros included
     int pixels = 0;
-};
-
-// The pixels that every tile of an output size reads, as byte offsets: [tile][tap][row].
-struct Offsets {
-    std::vector<int32_t> bytes;
-    std::vector<int> first_row; // of each tile, and the end
 };
 
 // How a 3x3 convolution goes through Winograd's transforms (kernels.h). Its patches, 2x2 outputs each, are numbered
@@ -91,6 +82,11 @@ struct Plan {
     std::vector<std::shared_ptr<const Panel>> panels;
 };
 
+// A row of zeros to write before a step runs, at the start of every image of a place.
+struct ZeroRow {
+    size_t offset, image, pixel; // as in Place
+};
+
 struct Step {
     enum class Kind { prepare, conv, finish, dequantize, concat, max_pool, avg_pool, resize, softmax, flatten, pad };
     Kind kind;
@@ -104,7 +100,7 @@ struct Step {
     std::vector<float> scale, shift; // dequantize, per channel
     std::shared_ptr<ConvStep> conv;
     std::shared_ptr<PrepareStep> prepare;
-    std::vector<size_t> zero_rows; // arena offset and length of rows of zeros to write before it runs: pairs
+    std::vector<ZeroRow> zero_rows;
 };
 
 // Gives a panel for a weight; engine.cpp keeps them.
@@ -113,11 +109,5 @@ using PanelSource =
 
 Plan make_plan(const Graph &graph, int profile, int images, int height, int width, const Kernels &kernels,
                const PanelSource &panels);
-
-// The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
-Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
-
-// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step.
-void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr);
 
 } // namespace anyprec

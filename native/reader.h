@@ -1,36 +1,17 @@
 // Opens a model file (FORMAT.md) and checks all of it that is not plain tensor bytes.
 // In: a path, how many bits are wanted. Out: a Graph whose pointers lead into the mapped file, or a ModelError.
-// Called by the executor and the bindings; nothing of it runs per inference.
+// Called by engine.cpp; nothing of it runs per inference.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include "graph.h"
+#include "model_error.h"
 
 namespace anyprec {
-
-// What is wrong with a file; kind_name gives the class of anyprec.errors that stands for it.
-enum class ModelErrorKind {
-    TruncatedFile,
-    BadHeader,
-    BadTensor,
-    BadGraph,
-    UnsupportedVersion,
-    ChecksumMismatch,
-    NotAModelFile,
-    ModelFileError, // the file cannot be opened or read at all
-};
-
-const char *kind_name(ModelErrorKind kind);
-
-struct ModelError : std::runtime_error {
-    ModelErrorKind kind;
-    ModelError(ModelErrorKind what_kind, const std::string &message) : std::runtime_error(message), kind(what_kind) {}
-};
 
 // The file stays mapped as long as this lives. Const members may be called from many threads at once; refresh may
 // not run beside any other use of the graph's planes and tails.

@@ -7,11 +7,10 @@
 #include <cstdint>
 #include <string>
 
+#include "format_limits.h"
+
 namespace anyprec {
 namespace {
-
-constexpr int64_t DIMENSION_LIMIT = int64_t(1) << 31;
-constexpr int64_t COUNT_LIMIT = int64_t(1) << 40;
 
 std::string show(const Shape &shape) {
     std::string text;
@@ -71,6 +70,15 @@ int64_t window_output(const Op &op, int axis, int64_t in, bool pool) {
     return out;
 }
 
+// Of a convolution: padding alone could make it output more pixels than anyone has memory for. h and w 0: not known.
+void check_taps(const Op &op, int64_t h, int64_t w) {
+    const int64_t taps = int64_t(op.kernel[0]) * op.kernel[1];
+    const int64_t pixels = std::max<int64_t>(h, 1) * std::max<int64_t>(w, 1);
+    if (pixels > (TAP_LIMIT - 1) / taps)
+        fail(op, "reads " + std::to_string(taps) + " taps for each of " + std::to_string(pixels) +
+                     " output pixels; together they must be below 2^29, use a smaller input");
+}
+
 int64_t resize_output(const Op &op, int axis, int64_t in, int64_t like) {
     if (op.like >= 0)
         return like;
@@ -109,7 +117,9 @@ class Inference {
             int64_t channels = int64_t(weight.shape[3]) * op.groups;
             if (in.c && in.c != channels)
                 fail(op, "has weights for " + std::to_string(channels) + " channels, its input is " + show(in));
-            return made(window_output(op, 0, in.h, false), window_output(op, 1, in.w, false), weight.shape[0]);
+            const int64_t h = window_output(op, 0, in.h, false), w = window_output(op, 1, in.w, false);
+            check_taps(op, h, w);
+            return made(h, w, weight.shape[0]);
         }
         case OpKind::max_pool:
         case OpKind::avg_pool:

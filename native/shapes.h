@@ -1,6 +1,6 @@
 // Sizes of all values of a graph for one input size; FORMAT.md section 3.
 // In: a Graph and the input's N, H, W. Out: a Shape per value, or an InputError. Called by the reader (to see that
-// a graph of fixed size fits together) and by the executor once per new input size.
+// a graph of fixed size fits together) and by plan.cpp once per new input size.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ struct InputError : std::runtime_error {
 };
 
 // Shapes by value number: [0] is the input, [i + 1] the value of op i. Besides what Shape promises: windows, padding
-// included, fit an int (so oy * stride - pad + ky * dilation does), and every pool window has a tap in the image.
+// included, fit an int (so oy * stride - pad + ky * dilation does), output pixels times taps of a convolution are below
+// TAP_LIMIT, and every pool window has a tap in the image.
 std::vector<Shape> infer_shapes(const Graph &graph, int n, int h, int w);
 
 // The same where h or w may be 0 for "free": sizes that follow from a free one are 0 too. Used by the reader.

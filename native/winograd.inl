@@ -81,3 +81,8 @@ void winograd_output(const WinogradOutput &w) {
         }
     }
 }
+
+template <typename Form> constexpr Winograd winograd_of(const TileKernel &tile, double transform) {
+    constexpr size_t kElement = sizeof(I) / Form::kLanes;
+    return {tile, Form::kBias, kElement, Form::kLanes, transform, winograd_input<Form>, winograd_output};
+}

@@ -679,6 +679,30 @@ void test_shapes() {
     expect(last_h(pool(2, 1, 1, false, 3), 2, 2) == 0, "a window that steps over the image");
     expect(last_h(pool(2147483647, 1, 0, false), 2147483647, 1) == 0, "windows past 2^31");
 
+    auto conv_h = [](int kernel, int pad, int size) {
+        Op op = simple(OpKind::conv, {0});
+        op.weight = 0;
+        for (int i = 0; i < 2; i++) {
+            op.kernel[i] = kernel;
+            op.pad[i] = op.pad[i + 2] = pad;
+        }
+        Graph graph;
+        graph.input_c = 3;
+        graph.ops = {op};
+        graph.weights.resize(1);
+        graph.weights[0].shape[0] = 1;
+        graph.weights[0].shape[3] = 3;
+        try {
+            return infer_shapes(graph, 1, size, size).back().h;
+        } catch (const InputError &) {
+            return 0;
+        }
+    };
+    expect(conv_h(1, 11000, 1) == 22001, "484 million output pixels");
+    expect(conv_h(1, 12000, 1) == 0, "576 million are over 2^29");
+    expect(conv_h(3, 4000, 3) == 0 && conv_h(3, 3800, 3) == 7601, "of 9 taps each");
+    expect(conv_h(32768, 0, 32768) == 0, "2^30 taps of one pixel");
+
     Op resize = simple(OpKind::resize, {0});
     resize.scale[0] = resize.scale[1] = 0.3;
     expect(last_h({resize}, 10, 10) == 3, "resize by 0.3"); // 10 * 0.3 is 3 in doubles

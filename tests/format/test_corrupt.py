@@ -133,6 +133,7 @@ GRAPHS = [
     ("ops/2/stride", [1], "stride"),
     ("ops/2/pad", [-1, 0, 0, 0], "pad"),
     ("ops/2/pad", [2**31 - 1, 0, 0, 0], "does not fit"),
+    ("ops/2/pad", [8000, 8000, 8000, 8000], "reads 9 taps for each of 256,"),
     ("ops/2/dilation", [2**31 - 1, 1], "reaches over"),
     ("ops/2/dilation", [9, 1], "does not fit windows of 19"),
     ("ops/2/groups", 2, "is for 6"),

@@ -50,10 +50,13 @@ class Cluster:
     def __init__(self, process: subprocess.Popen[str], port: int, log: Path) -> None:
         self.process, self.port, self.log = process, port, log
 
-    def deploy(self, name: str, **args: Any) -> None:
+    def deploy(self, name: str, user_config: dict[str, Any] | None = None, **args: Any) -> None:
         """New, or in place of the old one."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"name": name, "args": args}) + "\n")
+        app: dict[str, Any] = {"name": name, "args": args}
+        if user_config is not None:
+            app["deployments"] = [{"name": "anyprec", "user_config": user_config}]
+        self.process.stdin.write(json.dumps(app) + "\n")
         self.process.stdin.flush()
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
         line = self.process.stdout.readline() if ready else ""
@@ -254,15 +257,16 @@ def test_each_replica_adapts_its_own_width(pair, path):
 
 def test_another_width_for_all_needs_no_new_replica(pair, path):
     before = set(pair.replicas("pair"))
-    pair.deploy("pair", model=str(path), bits=2, **PAIR)
+    pair.deploy("pair", user_config={"bits": 2}, model=str(path), **PAIR)
     seen = Seen()
-    found = [answer(pair.port, "pair", images(), seen) for _ in range(12)]
-    wait_for("2 bit", lambda: answer(pair.port, "pair", images(), seen).json["parameters"]["bits"] == 2)
-    found = [answer(pair.port, "pair", images(), seen) for _ in range(12)]
-    assert {reply.json["parameters"]["bits"] for reply in found} == {2}
+
+    def only(bits: int) -> bool:
+        return all(answer(pair.port, "pair", images(), seen).json["parameters"]["bits"] == bits for _ in range(12))
+
+    wait_for("2 bit everywhere", lambda: only(2))
     assert set(pair.replicas("pair")) == before
-    pair.deploy("pair", model=str(path), **PAIR)
-    wait_for("8 bit", lambda: answer(pair.port, "pair", images(), seen).json["parameters"]["bits"] == 8)
+    pair.deploy("pair", user_config={"policy": "adaptive"}, model=str(path), **PAIR)
+    wait_for("8 bit everywhere", lambda: only(8))
 
 
 def test_replaced_replicas_fail_no_request(pair, path):

@@ -14,6 +14,7 @@ from anyprec.errors import BadGraph
 from anyprec.format.schema import BIG
 
 MAX_ELEMENTS = 2**40
+MAX_TAPS = 2**29  # of all output pixels of a convolution together: the engine has tables of 4 bytes for each
 
 
 class Shape(NamedTuple):
@@ -63,9 +64,13 @@ def conv(op: Record, inputs: Sequence[Shape], weight: Record | None, like: Shape
         )
     if out % groups:
         raise BadGraph(f"{title(op)}: {out} output channels cannot be split into {groups} groups")
-    if op["op"] == "linear":
-        return x.h, x.w, out
-    return windows(op, x.h, 0), windows(op, x.w, 1), out
+    h, w = (x.h, x.w) if op["op"] == "linear" else (windows(op, x.h, 0), windows(op, x.w, 1))
+    pixels = math.prod(1 if size is None else size for size in (h, w))
+    if pixels * kh * kw >= MAX_TAPS:
+        raise BadGraph(
+            f"{title(op)} reads {kh * kw:,} taps for each of {pixels:,} output pixels; together they must be below 2^29"
+        )
+    return h, w, out
 
 
 def windows(op: Record, size: int | None, axis: int, pool: bool = False) -> int | None:

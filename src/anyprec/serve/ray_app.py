@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from ray import serve
@@ -32,10 +31,6 @@ from anyprec.serve.server import SWITCH_S
 
 POLICY = "anyprec.serve.scaling:scale"
 REPLICA_HEADER = b"x-anyprec-replica"
-# Told to Ray alone. What a replica is made with must not change with these, or all would be replaced.
-FOR_RAY = (
-    "bits", "policy", "num_cpus", "min_replicas", "max_replicas", "upscale_delay", "downscale_delay", "look_back",
-)  # fmt: skip
 SPARE = 128  # requests beyond a full queue: those that run, and those that ask for no inference
 
 
@@ -65,7 +60,7 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
         ray_actor_options={"num_cpus": options.num_cpus or options.threads * options.engines},
         user_config={"policy": options.policy} if options.bits is None else {"bits": options.bits},
     )
-    bound: serve.Application = deployment.bind(replace(options, **{name: getattr(Options, name) for name in FOR_RAY}))
+    bound: serve.Application = deployment.bind(options)
     return bound
 
 
@@ -116,7 +111,7 @@ class Replica:
         return {one.name: one.now.scheduler for one in self.application.models if one.now is not None}
 
     def reconfigure(self, given: Mapping[str, Any]) -> None:
-        """Ray tells every replica its `user_config`: {bits: 4}, {policy: accuracy} or {policy: adaptive}."""
+        """Ray tells every replica the `user_config`, at its start and whenever it changes: {bits: 4}, {policy: ...}."""
         if set(given) not in ({"bits"}, {"policy"}):
             raise ServeError(f"user_config={dict(given)!r}: give bits or policy, one of the two")
         for scheduler in self.schedulers.values():

@@ -1,0 +1,96 @@
+// See choose.h.
+#include "choose.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "panels.h"
+
+namespace anyprec {
+namespace {
+
+int vectors_of(const TileKernel &kernel, int out) {
+    int vectors = 0;
+    for (const Block &block : cut_blocks(kernel, out, 1, 1))
+        vectors += 1 << block.shift;
+    return vectors;
+}
+
+bool can_take(const TileKernel &kernel, LayerBits bits) {
+    return bits.weights <= kernel.max_weight_bits && bits.acts <= kernel.max_act_bits;
+}
+
+// What a convolution takes, in cycles and per image: products at the kernel's rate, what is done for every pixel (or
+// patch) and channel beside, and panels passing by. Fitted to single layers of ResNet-18 and -50 (`anyprec-run
+// --steps`, 64 channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within a tenth.
+constexpr double kFinish = 0.4;        // an output's end, the plain way
+constexpr double kPassing = 0.12;      // a byte of a panel that comes from beyond the second-level cache
+constexpr double kStaying = 512 << 10; // bytes of a panel that stay there
+constexpr int kRowsAtOnce = 1024;      // the plain way: see Run::conv
+
+// Rows that do not fill one tile count as if they did: 3 rows take as long as 6.
+double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
+    const int steps = (in + kernel.group - 1) / kernel.group;
+    const int widest = cut_blocks(kernel, out, 1, 1)[0].shift;
+    return std::max(rows, double(kernel.rows[widest])) * taps * steps * kernel.group * vectors_of(kernel, out) *
+           kernel.lanes / kernel.rate;
+}
+
+double passing_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
+    const double panel = static_cast<double>(vector_bytes(kernel)) / (kernel.lanes * kernel.group) * taps * in * out;
+    return kPassing * passes * std::max(0.0, panel - kStaying);
+}
+
+} // namespace
+
+// The kernel with most useful products a cycle: vectors and groups that stay partly empty count for less.
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits) {
+    const int out = weight.shape[0] / op.groups, in = weight.shape[3];
+    const int64_t k = static_cast<int64_t>(weight.count) / weight.shape[0];
+    const TileKernel *best = nullptr;
+    double best_rate = -1;
+    for (const TileKernel *const *p = kernels.integer; *p; ++p) {
+        const TileKernel &kernel = **p;
+        if (!can_take(kernel, bits) || k > kernel.max_k || (kernel.input == Input::lookup && op.groups > 1))
+            continue;
+        const int steps = (in + kernel.group - 1) / kernel.group;
+        const double rate = kernel.rate * (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
+                            (static_cast<double>(in) / (steps * kernel.group));
+        if (rate > best_rate)
+            best = &kernel, best_rate = rate;
+    }
+    return best;
+}
+
+int patches_at_once(const Winograd &kernel, int in, int out) {
+    const double row = 16.0 * in * static_cast<double>(kernel.element);
+    return row * out <= 256 << 10 ? 32 : std::clamp(static_cast<int>((512 << 10) / row), 16, 64);
+}
+
+const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,
+                                const TileKernel &direct) {
+    const bool fits = op.kernel[0] == 3 && op.kernel[1] == 3 && op.stride[0] == 1 && op.stride[1] == 1 &&
+                      op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1;
+    // Four times the largest sum must fit: at 8 bit that is 917 channels.
+    const int64_t largest = int64_t(9) * in.c * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
+    if (!fits || !kernels.winograd || 4 * largest >= int64_t(1) << 31)
+        return nullptr;
+    const double pixels = static_cast<double>(out.h) * out.w;
+    const double patches = (static_cast<double>(out.h) + out.h % 2) * (out.w + out.w % 2) / 4;
+    const Winograd *best = nullptr;
+    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kFinish * pixels * out.c +
+                   passing_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
+    for (const Winograd *const *p = kernels.winograd; *p; ++p) {
+        const Winograd &w = **p;
+        if (!can_take(w.tile, bits))
+            continue;
+        const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c, out.c)));
+        const double cycles = product_cycles(w.tile, patches, 16, in.c, out.c) +
+                              w.transform * patches * (in.c + out.c) + passing_cycles(w.tile, passes, 16, in.c, out.c);
+        if (cycles < least)
+            best = &w, least = cycles;
+    }
+    return best;
+}
+
+} // namespace anyprec

@@ -1,0 +1,60 @@
+// Runs the steps of a plan. In: a Plan and an arena with the input in place. Out: the arena with all outputs in place.
+// Convolutions are in execute_conv.cpp, pools and resize in execute_window.cpp, the rest in execute.cpp; the arithmetic
+// is in the kernels, or portable and exact as FORMAT.md section 3 has it. Called by engine.cpp. Allocates nothing.
+#pragma once
+
+#include <algorithm>
+
+#include "plan.h"
+#include "threads.h"
+
+namespace anyprec {
+
+// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step.
+void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr);
+
+// The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
+Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
+
+// One run; everything in it works on whole rows of channels.
+struct Run {
+    const Plan &plan;
+    const Kernels &kernels;
+    uint8_t *arena;
+    Threads &threads;
+
+    uint8_t *image(const Place &p, int n) const { return arena + p.offset + p.image * static_cast<size_t>(n); }
+    uint8_t *pixels(const Place &p, int n) const { return image(p, n) + p.pixel; } // behind the row of zeros
+
+    // Calls body(image, first pixel, end pixel) for pieces of all images' pixels.
+    template <typename Body> void over_pixels(int count, Body &&body) const {
+        const int piece = threads.count > 1 ? std::max(16, (count + threads.count - 1) / threads.count) : count;
+        const int pieces = (count + piece - 1) / piece;
+        threads.run(plan.images * pieces, [&](int task) {
+            const int first = task % pieces * piece;
+            body(task / pieces, first, std::min(count, first + piece));
+        });
+    }
+
+    // execute_conv.cpp
+    void prepare(const PrepareStep &p) const;
+    void conv(const ConvStep &c) const;
+    void windows(const ConvStep &c) const;
+    void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const;
+    void depth_tiles(const ConvStep &c, int n, int first, int end) const;
+
+    // execute_window.cpp
+    void max_pool(const Step &s) const;
+    void avg_pool(const Step &s) const;
+    void resize(const Step &s) const;
+
+    void step(const Step &s) const;
+    void finish(const Step &s) const;
+    void dequantize(const Step &s) const;
+    void concat(const Step &s) const;
+    void softmax(const Step &s) const;
+    void flatten(const Step &s) const;
+    void pad(const Step &s) const;
+};
+
+} // namespace anyprec

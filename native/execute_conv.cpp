@@ -1,0 +1,190 @@
+// Convolutions of a Run (execute.h): the input brought into the form a kernel reads, sums under every window, then tile
+// after tile, or Winograd's way.
+#include "execute.h"
+
+#include <algorithm>
+
+#include "winograd.h"
+
+namespace anyprec {
+
+void Run::prepare(const PrepareStep &p) const {
+    const int in = p.channels / p.groups;
+    over_pixels(p.from.pixels, [&](int n, int first, int end) {
+        const uint8_t *codes = pixels(p.from, n);
+        if (p.to.pixel && p.input == Input::wide)
+            kernels.widen(codes + p.from.pixel * first, p.from.pixel * (end - first),
+                          reinterpret_cast<int16_t *>(pixels(p.to, n) + p.to.pixel * first));
+        for (int i = first; i < end; ++i) {
+            const uint8_t *pixel = codes + p.from.pixel * i;
+            if (p.to.pixel && p.input == Input::lookup)
+                kernels.lookup_offsets(pixel, p.steps, p.group, p.bits, p.entry,
+                                       reinterpret_cast<uint16_t *>(pixels(p.to, n) + p.to.pixel * i));
+            if (p.sums.pixel)
+                for (int g = 0; g < p.groups; ++g)
+                    reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * i)[g] =
+                        kernels.sum(pixel + in * g, in);
+        }
+    });
+}
+
+namespace {
+
+// Plain loops that the compiler turns into vectors, if asked to.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ANYPREC_VECTORISE __attribute__((optimize("O3")))
+#else
+#define ANYPREC_VECTORISE
+#endif
+
+ANYPREC_VECTORISE void add_sums(const int32_t *__restrict from, int count, int32_t *__restrict to) {
+    for (int i = 0; i < count; ++i)
+        to[i] += from[i];
+}
+
+// Stride 1 and one group: neighbours have neighbouring windows, so a whole line adds a tap at a time. Pixels first ..
+// end.
+void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, int32_t *out) {
+    const Op &op = *c.op;
+    while (first < end) {
+        const int y = first / c.out_width, left = first % c.out_width;
+        const int right = std::min(c.out_width, left + end - first);
+        std::fill(out + first, out + first + right - left, 0);
+        for (int i = 0; i < op.kernel[0]; ++i) {
+            const int iy = y - op.pad[0] + i * op.dilation[0];
+            if (iy < 0 || iy >= c.in_height)
+                continue;
+            for (int j = 0; j < op.kernel[1]; ++j) {
+                const int shift = j * op.dilation[1] - op.pad[1]; // from an output's x to its tap's
+                const int from = std::max(left, -shift), to = std::min(right, c.in_width - shift);
+                if (from < to)
+                    add_sums(sums + static_cast<ptrdiff_t>(iy) * c.in_width + from + shift, to - from,
+                             out + first + from - left);
+            }
+        }
+        first += right - left;
+    }
+}
+
+} // namespace
+
+// Sum of the input codes under every output pixel: [image][group][pixel].
+void Run::windows(const ConvStep &c) const {
+    const int32_t *taps = c.taps_of->data();
+    const bool lines = c.groups == 1 && c.op->stride[0] == 1 && c.op->stride[1] == 1;
+    over_pixels(c.out_pixels, [&](int n, int first, int end) {
+        const int32_t *sums = reinterpret_cast<const int32_t *>(image(c.sums, n)); // pixel 0 is the row of zeros
+        int32_t *out =
+            reinterpret_cast<int32_t *>(arena + c.windows) + static_cast<size_t>(n) * c.groups * c.out_pixels;
+        if (lines)
+            return line_windows(c, sums + 1, first, end, out);
+        for (int g = 0; g < c.groups; ++g)
+            for (int p = first; p < end; ++p) {
+                int32_t sum = 0;
+                for (int t = 0; t < c.taps; ++t)
+                    sum += sums[static_cast<size_t>(taps[static_cast<size_t>(p) * c.taps + t]) * c.groups + g];
+                out[static_cast<size_t>(g) * c.out_pixels + p] = sum;
+            }
+    });
+}
+
+Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel) {
+    const auto pixels = [&](const Place &p) { return arena + p.offset + p.image * static_cast<size_t>(n) + p.pixel; };
+    Epilogue e = c.epilogue;
+    const size_t first = static_cast<size_t>(row), stride = static_cast<size_t>(c.out_channels);
+    const auto shifted = [channel](auto *pointer) { return pointer ? pointer + channel : pointer; };
+    e.scale = shifted(e.scale);
+    e.shift = shifted(e.shift);
+    e.code_scale = shifted(e.code_scale);
+    e.code_shift = shifted(e.code_shift);
+    if (!c.constants.empty()) {
+        e.constants = c.constants.data() + channel;
+        e.constant_rows = c.constant_rows.data() + row;
+    }
+    e.residual_stride = e.out_stride = e.codes_stride = stride;
+    if (c.has_residual)
+        e.residual = reinterpret_cast<const float *>(pixels(c.residual)) + first * stride + channel;
+    if (c.has_out)
+        e.out = reinterpret_cast<float *>(pixels(c.out)) + first * stride + channel;
+    if (c.has_codes)
+        e.codes = pixels(c.codes) + first * stride + channel;
+    return e;
+}
+
+// `fetch` asks for the panel that follows this block's to be brought near, a part with each tile.
+void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const {
+    const TileKernel &kernel = *c.kernel;
+    const Offsets &offsets = *c.offsets[block.shift];
+    const size_t element = kernel.input == Input::codes ? 1 : kernel.input == Input::wide ? 2 : 4;
+    Tile tile{};
+    tile.base = image(c.input, n) + (c.groups > 1 ? element * static_cast<size_t>(group) * c.group_in : 0);
+    tile.taps = c.taps;
+    tile.steps = c.steps;
+    tile.panel = c.panel->data + c.panel->group_bytes * static_cast<size_t>(group) + block.panel;
+    tile.channels = block.channels;
+    const size_t lines = 64 * static_cast<size_t>(c.taps) * c.steps; // bytes fetched with a tile
+    const uint8_t *stop = c.panel->data + c.panel->bytes;
+    const size_t block_bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
+    const uint8_t *ahead = tile.panel + block_bytes, *ahead_end = std::min(ahead + block_bytes, stop);
+    const int channel = group * c.group_out + block.first;
+    const int32_t *windows = reinterpret_cast<const int32_t *>(arena + c.windows) +
+                             (static_cast<size_t>(n) * c.groups + group) * c.out_pixels;
+    tile.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], channel);
+    if (c.sums.pixel)
+        tile.epilogue.window = windows + offsets.first_row[static_cast<size_t>(first)];
+    for (int t = first; t < end; ++t) {
+        const int row = offsets.first_row[static_cast<size_t>(t)];
+        const int rows = offsets.first_row[static_cast<size_t>(t) + 1] - row;
+        tile.offsets = offsets.bytes.data() + static_cast<size_t>(row) * c.taps;
+        // Fetching what is here already costs nothing, so there is always something to fetch.
+        const bool more = fetch && ahead + lines <= ahead_end;
+        tile.ahead = more ? ahead : tile.panel;
+        ahead += lines;
+        kernel.tiles[block.shift][rows - 1](tile);
+        advance(tile.epilogue, rows);
+    }
+}
+
+void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
+    const Offsets &offsets = *c.offsets[0];
+    DepthRow d{};
+    d.base = image(c.input, n);
+    d.taps = c.taps;
+    d.channels = c.out_channels;
+    d.weights = c.panel->data;
+    d.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], 0);
+    for (int t = first; t < end; ++t) {
+        const int row = offsets.first_row[static_cast<size_t>(t)];
+        d.pixels = offsets.first_row[static_cast<size_t>(t) + 1] - row;
+        d.offsets = offsets.bytes.data() + static_cast<size_t>(row) * c.taps;
+        (c.integer ? kernels.depth_codes : kernels.depth_floats)(d);
+        advance(d.epilogue, d.pixels);
+    }
+}
+
+void Run::conv(const ConvStep &c) const {
+    if (c.sums.pixel)
+        windows(c);
+    if (c.winograd)
+        return run_winograd(c, plan.images, arena, threads);
+    // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
+    // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
+    const size_t panel = c.panel->bytes;
+    const int rows = panel <= (size_t(256) << 10) ? 24 : panel <= (size_t(1) << 20) ? 96 : 1024;
+    const int chunks = (c.out_pixels + rows - 1) / rows;
+    const int blocks = c.depthwise ? 1 : static_cast<int>(c.blocks.size()) * c.groups;
+    threads.run(plan.images * chunks * blocks, [&](int task) {
+        const int b = task % blocks, chunk = task / blocks % chunks, n = task / blocks / chunks;
+        const int shift = c.depthwise ? 0 : c.blocks[static_cast<size_t>(b) % c.blocks.size()].shift;
+        const int count = static_cast<int>(c.offsets[shift]->first_row.size()) - 1;
+        const int first = static_cast<int>(static_cast<int64_t>(count) * chunk / chunks);
+        const int end = static_cast<int>(static_cast<int64_t>(count) * (chunk + 1) / chunks);
+        if (c.depthwise)
+            depth_tiles(c, n, first, end);
+        else
+            tiles(c, n, b / static_cast<int>(c.blocks.size()), c.blocks[static_cast<size_t>(b) % c.blocks.size()],
+                  first, end, chunk == 0 && panel > (size_t(64) << 10));
+    });
+}
+
+} // namespace anyprec

@@ -1,0 +1,127 @@
+// Ops of a Run (execute.h) whose outputs are made of several input pixels: pools and resize.
+#include "execute.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace anyprec {
+namespace {
+
+struct Window {
+    int first, end, count; // taps inside the image, and what to divide by along this axis
+};
+
+Window pool_window(const Op &op, int axis, int i, int in, int out) {
+    if (op.kind == OpKind::adaptive_avg_pool) {
+        const int first = static_cast<int>(static_cast<int64_t>(i) * in / out);
+        const int end = static_cast<int>((static_cast<int64_t>(i + 1) * in + out - 1) / out);
+        return {first, end, end - first};
+    }
+    const int start = i * op.stride[axis] - op.pad[axis];
+    const int stop = std::min(start + op.kernel[axis], in + op.pad[axis + 2]);
+    const int first = std::max(start, 0), end = std::min(stop, in);
+    return {first, end, op.count_pad ? stop - start : end - first};
+}
+
+// Input rows a (and b, at weight) an output row is mixed of; FORMAT.md, resize.
+struct Mixture {
+    int a, b;
+    float weight;
+};
+
+Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
+    const double ratio = op.scale[axis] != 0 ? 1.0 / op.scale[axis] : static_cast<double>(in) / out;
+    if (op.mode == ResizeMode::nearest) {
+        const int a = static_cast<int>(std::min(std::floor(i * ratio), in - 1.0));
+        return {a, a, 0};
+    }
+    double s = 0;
+    if (!op.align)
+        s = std::max((i + 0.5) * ratio - 0.5, 0.0);
+    else if (out > 1)
+        s = static_cast<double>(static_cast<int64_t>(i) * (in - 1)) / (out - 1);
+    const int a = static_cast<int>(std::min(std::floor(s), in - 1.0));
+    return {a, std::min(a + 1, in - 1), static_cast<float>(s - a)};
+}
+
+} // namespace
+
+void Run::max_pool(const Step &s) const {
+    const Op &op = *s.op;
+    const Shape in = s.input_shapes[0];
+    const Place &from = s.inputs[0];
+    over_pixels(s.out.pixels, [&](int n, int first, int end) {
+        for (int p = first; p < end; ++p) {
+            const int y = p / s.shape.w * op.stride[0] - op.pad[0], x = p % s.shape.w * op.stride[1] - op.pad[1];
+            uint8_t *best = pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p);
+            bool fresh = true;
+            for (int i = 0; i < op.kernel[0]; ++i)
+                for (int j = 0; j < op.kernel[1]; ++j) {
+                    const int iy = y + i * op.dilation[0], ix = x + j * op.dilation[1];
+                    if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
+                        continue;
+                    const uint8_t *tap = pixels(from, n) + from.pixel * (static_cast<size_t>(iy) * in.w + ix);
+                    if (fresh)
+                        std::memcpy(best, tap, from.pixel);
+                    else if (s.codes)
+                        kernels.maximum_codes(best, tap, s.shape.c);
+                    else
+                        kernels.maximum(reinterpret_cast<float *>(best), reinterpret_cast<const float *>(tap),
+                                        s.shape.c);
+                    fresh = false;
+                }
+        }
+    });
+}
+
+void Run::avg_pool(const Step &s) const {
+    const Shape in = s.input_shapes[0];
+    const Place &from = s.inputs[0];
+    over_pixels(s.out.pixels, [&](int n, int first, int end) {
+        for (int p = first; p < end; ++p) {
+            const Window h = pool_window(*s.op, 0, p / s.shape.w, in.h, s.shape.h);
+            const Window w = pool_window(*s.op, 1, p % s.shape.w, in.w, s.shape.w);
+            float *sum = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
+            std::fill_n(sum, s.shape.c, 0.0f);
+            for (int y = h.first; y < h.end; ++y)
+                for (int x = w.first; x < w.end; ++x)
+                    kernels.accumulate(sum,
+                                       reinterpret_cast<const float *>(
+                                           pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w + x)),
+                                       s.shape.c);
+            const float count = static_cast<float>(static_cast<int64_t>(h.count) * w.count);
+            for (int c = 0; c < s.shape.c; ++c)
+                sum[c] /= count;
+        }
+    });
+}
+
+void Run::resize(const Step &s) const {
+    const Op &op = *s.op;
+    const Shape in = s.input_shapes[0];
+    const Place &from = s.inputs[0];
+    constexpr int kPiece = 256; // channels mixed at a time, on the stack
+    over_pixels(s.out.pixels, [&](int n, int first, int end) {
+        const float *x = reinterpret_cast<const float *>(pixels(from, n));
+        for (int p = first; p < end; ++p) {
+            const Mixture h = mixture_of(op, 0, p / s.shape.w, in.h, s.shape.h);
+            const Mixture w = mixture_of(op, 1, p % s.shape.w, in.w, s.shape.w);
+            float *to = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
+            const auto pixel = [&](int y, int column) { return x + (static_cast<size_t>(y) * in.w + column) * in.c; };
+            if (op.mode == ResizeMode::nearest) {
+                std::memcpy(to, pixel(h.a, w.a), from.pixel);
+                continue;
+            }
+            for (int c = 0; c < in.c; c += kPiece) {
+                const int count = std::min(kPiece, in.c - c);
+                float top[kPiece], bottom[kPiece];
+                kernels.mix(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
+                kernels.mix(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
+                kernels.mix(top, bottom, h.weight, to + c, count);
+            }
+        }
+    });
+}
+
+} // namespace anyprec

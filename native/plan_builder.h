@@ -1,0 +1,85 @@
+// A Plan in the making: make_plan's work, op by op. In: what make_plan gets. Out: the plan, from build().
+// Convolutions, with the ops they absorb, are in plan_conv.cpp; all else is in plan.cpp.
+#pragma once
+
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lifetimes.h"
+#include "plan.h"
+
+namespace anyprec {
+
+// What a convolution absorbs: op numbers, -1 where there is none.
+struct Absorbed {
+    int clip_first = -1, add = -1, clip_second = -1, quantize = -1;
+    int residual = -1; // value
+    int value = 0;     // the float value it ends in
+    bool store = true; // whether anyone else reads that
+};
+
+class Builder {
+  public:
+    Builder(const Graph &g, int profile_number, int images, int height, int width, const Kernels &k,
+            const PanelSource &p);
+    Plan build();
+
+  private:
+    const Graph &graph;
+    const Profile &profile;
+    const size_t row; // of every table
+    const Kernels &kernels;
+    const PanelSource &panels;
+    Plan plan;
+    Taps taps;
+
+    std::vector<std::vector<int>> readers; // by value: op numbers
+    std::vector<bool> is_output;           // by value
+    std::vector<bool> absorbed;            // by op
+
+    // Until all lifetimes are known, Place::offset is the number of an object.
+    Lifetimes memory;
+    std::map<std::tuple<int, int, int, int>, Place> prepared; // by value, Input, group, bits
+    std::map<std::pair<int, int>, Place> summed;              // by value, groups
+
+    const Op &op_of(int value) const { return graph.ops[static_cast<size_t>(value - 1)]; }
+    const Shape &shape(int value) const { return plan.shapes[static_cast<size_t>(value)]; }
+    const float *table(const Op &op) const { return op.table ? op.table + row * op.table_row : nullptr; }
+    int act_bits(int op) const { return profile.act_bits[static_cast<size_t>(op)]; }
+    bool has_codes(int value) const { // in this profile
+        return value > 0 && op_of(value).codes && act_bits(op_of(value).quantizer) != FLOAT_BITS;
+    }
+
+    // Steps
+    int step_number() const { return static_cast<int>(plan.steps.size()); }
+    Step &add_step(Step::Kind kind, const Op *op);
+    void plain_step(int op);
+    void plain_epilogue(int op, Step &step) const;
+    void set_scale(const Op &op, int channels, const float *&scale, const float *&shift) const;
+    void set_clip(int op, bool &on, float &low, float &high) const;
+    void set_codes(int quantize, int channels, Epilogue &e) const;
+
+    // Convolutions, in plan_conv.cpp
+    int sole_reader(int value) const;
+    bool acts_as_clip(int op) const;
+    Absorbed absorb(int conv);
+    void conv_step(int op);
+    void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out);
+    void prepare(ConvStep &conv, int value);
+    void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
+    void conv_places(ConvStep &conv, const Absorbed &a, Step &step, int number);
+
+    // Memory
+    [[noreturn]] void too_large(int value, uint64_t bytes) const;
+    Place place(int value);
+    Place make_place(int value, size_t pixel_bytes);
+    size_t scratch(size_t bytes, int step);
+    void use(int step, const Place &p) { memory.use(p.offset, step); }
+    void write(int number, Step &step, const Place &p); // with its row of zeros
+    void overwrite_residuals();
+    void lay_out();
+};
+
+} // namespace anyprec

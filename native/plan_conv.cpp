@@ -1,0 +1,238 @@
+// Convolutions of a plan (plan_builder.h): which ops one absorbs, which kernel computes it, what is made ready for that
+// kernel, and where everything lies.
+#include <map>
+
+#include "choose.h"
+#include "plan_builder.h"
+#include "winograd.h"
+
+namespace anyprec {
+
+// --- What a convolution absorbs -----------------------------------------------------------------------------------
+
+int Builder::sole_reader(int value) const {
+    const auto &list = readers[static_cast<size_t>(value)];
+    return list.size() == 1 && !is_output[static_cast<size_t>(value)] ? list[0] : -1;
+}
+
+bool Builder::acts_as_clip(int op) const {
+    const Op &o = graph.ops[static_cast<size_t>(op)];
+    return o.kind == OpKind::clip ||
+           (o.kind == OpKind::quantize && !o.affine && o.rectify && act_bits(op) == FLOAT_BITS);
+}
+
+Absorbed Builder::absorb(int conv) {
+    Absorbed a;
+    a.value = conv + 1;
+    int next = sole_reader(a.value);
+    const auto take = [&](int &slot) {
+        slot = next;
+        absorbed[static_cast<size_t>(next)] = true;
+        a.value = next + 1;
+        next = sole_reader(a.value);
+    };
+    if (next >= 0 && acts_as_clip(next))
+        take(a.clip_first);
+    if (next >= 0 && graph.ops[static_cast<size_t>(next)].kind == OpKind::add) {
+        const std::vector<int> &inputs = graph.ops[static_cast<size_t>(next)].inputs;
+        const int other = inputs[0] == a.value ? inputs[1] : inputs[0];
+        if (other <= conv && inputs[0] != inputs[1]) { // made before this convolution
+            a.residual = other;
+            take(a.add);
+            if (next >= 0 && acts_as_clip(next))
+                take(a.clip_second);
+        }
+    }
+    const std::vector<int> &rest = readers[static_cast<size_t>(a.value)];
+    for (int reader : rest)
+        if (graph.ops[static_cast<size_t>(reader)].kind == OpKind::quantize && act_bits(reader) != FLOAT_BITS) {
+            a.quantize = reader;
+            absorbed[static_cast<size_t>(reader)] = true;
+            break;
+        }
+    a.store = a.quantize < 0 || rest.size() > 1 || is_output[static_cast<size_t>(a.value)];
+    return a;
+}
+
+// --- How it is computed -------------------------------------------------------------------------------------------
+
+void Builder::conv_step(int number) {
+    const Op &op = graph.ops[static_cast<size_t>(number)];
+    const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
+    const int value = op.inputs[0];
+    const Shape in = shape(value), out = shape(number + 1);
+    const Absorbed a = absorb(number);
+
+    auto conv = std::make_shared<ConvStep>();
+    conv->op = &op;
+    conv->integer = has_codes(value);
+    conv->depthwise = op.groups > 1 && weight.shape[3] == 1 && weight.shape[0] == op.groups;
+    conv->groups = op.groups;
+    conv->group_in = weight.shape[3];
+    conv->group_out = weight.shape[0] / op.groups;
+    conv->taps = op.kernel[0] * op.kernel[1];
+    conv->out_channels = out.c;
+    conv->out_pixels = out.h * out.w;
+    conv->out_width = out.w;
+    conv->in_width = in.w;
+    conv->in_height = in.h;
+    conv->taps_of = taps.pixels(op, in, out);
+    choose_way(*conv, value, in, out);
+
+    Epilogue &e = conv->epilogue;
+    set_scale(op, out.c, e.scale, e.shift);
+    if (a.clip_first >= 0)
+        set_clip(a.clip_first, e.clip_first, e.low_first, e.high_first);
+    if (a.clip_second >= 0)
+        set_clip(a.clip_second, e.clip_second, e.low_second, e.high_second);
+    if (a.quantize >= 0)
+        set_codes(a.quantize, out.c, e);
+
+    const int step = step_number(); // behind that of prepare
+    Step &s = add_step(Step::Kind::conv, &op);
+    conv_places(*conv, a, s, step);
+    s.conv = conv;
+}
+
+// Kernel, panel, tables, and the integer half of the epilogue.
+void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out) {
+    const Op &op = *conv.op;
+    const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
+    const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
+                            conv.integer ? act_bits(op_of(value).quantizer) : 0};
+    Epilogue &e = conv.epilogue;
+    if (conv.depthwise) {
+        conv.input = place(value);
+        conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
+        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel);
+    } else {
+        conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : kernels.floats;
+        const Winograd *winograd = conv.integer ? choose_winograd(kernels, op, bits, in, out, *conv.kernel) : nullptr;
+        if (winograd)
+            conv.kernel = &winograd->tile;
+        const TileKernel &kernel = *conv.kernel;
+        conv.steps = (conv.group_in + kernel.group - 1) / kernel.group;
+        conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
+        conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
+        if (conv.integer)
+            prepare(conv, value);
+        else
+            conv.input = place(value);
+        if (winograd)
+            conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
+        for (const Block &block : conv.blocks)
+            if (!winograd)
+                conv.offsets[block.shift] = taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel);
+        if (kernel.window) {
+            e.doublings = 1;
+            e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);
+        }
+    }
+    if (op.is_signed && conv.integer) {
+        e.doublings += 1;
+        e.window_factor *= 2;
+        sign_constants(conv, bits.weights, bits.acts);
+    }
+}
+
+// What a kernel reads instead of the codes, and their sums by pixel; convolutions of one value share them.
+void Builder::prepare(ConvStep &conv, int value) {
+    const TileKernel &kernel = *conv.kernel;
+    const Place from = place(value);
+    const bool other_form = kernel.input != Input::codes;
+    const auto form = std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, kernel.max_act_bits);
+    const auto sums = std::make_pair(value, conv.groups);
+    const bool make_form = other_form && !prepared.count(form), make_sums = kernel.window && !summed.count(sums);
+    if (make_form || make_sums) {
+        auto p = std::make_shared<PrepareStep>();
+        p->from = from;
+        p->input = kernel.input;
+        p->channels = shape(value).c;
+        p->groups = conv.groups;
+        p->steps = conv.steps;
+        p->group = kernel.group;
+        p->bits = kernel.max_act_bits;
+        p->entry = kernel.lanes == 64 ? 64 : 16;
+        const int number = step_number();
+        Step &step = add_step(Step::Kind::prepare, conv.op);
+        use(number, from);
+        if (make_form) {
+            const size_t pixel = kernel.input == Input::lookup ? 2 * static_cast<size_t>(conv.steps)
+                                                               : 2 * static_cast<size_t>(p->channels);
+            prepared[form] = p->to = make_place(value, pixel);
+            write(number, step, p->to);
+        }
+        if (make_sums) {
+            summed[sums] = p->sums = make_place(value, 4 * static_cast<size_t>(conv.groups));
+            write(number, step, p->sums);
+        }
+        step.prepare = p;
+    }
+    conv.input = other_form ? prepared[form] : from;
+    if (kernel.window)
+        conv.sums = summed[sums];
+}
+
+// A signed code stands for 2 code - n, so a sum of weight times value is twice that of weight times code, less n times
+// the sum of the weights of those taps that are inside the image.
+void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) const {
+    const Weight &weight = graph.weights[static_cast<size_t>(conv.op->weight)];
+    const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits);
+    const int count = conv.taps, out = weight.shape[0], in = weight.shape[3], levels = (1 << input_bits) - 1;
+    std::vector<int64_t> tap_sums(static_cast<size_t>(out) * count);
+    for (size_t i = 0; i < codes.size(); ++i)
+        tap_sums[i / in] += 2 * codes[i] + 1 - (1 << weight_bits);
+    std::map<std::vector<bool>, int32_t> patterns; // of taps inside -> first constant
+    for (int p = 0; p < conv.out_pixels; ++p) {
+        std::vector<bool> inside(static_cast<size_t>(count));
+        for (int t = 0; t < count; ++t)
+            inside[static_cast<size_t>(t)] = (*conv.taps_of)[static_cast<size_t>(p) * count + t] != 0;
+        const auto found = patterns.find(inside);
+        if (found != patterns.end()) {
+            conv.constant_rows.push_back(found->second);
+            continue;
+        }
+        const int32_t first = static_cast<int32_t>(conv.constants.size());
+        patterns[inside] = first;
+        conv.constant_rows.push_back(first);
+        for (int o = 0; o < out; ++o) {
+            int64_t sum = 0;
+            for (int t = 0; t < count; ++t)
+                sum += inside[static_cast<size_t>(t)] ? tap_sums[static_cast<size_t>(o) * count + t] : 0;
+            conv.constants.push_back(static_cast<int32_t>(-levels * sum));
+        }
+    }
+}
+
+// --- Where it lies ------------------------------------------------------------------------------------------------
+
+void Builder::conv_places(ConvStep &conv, const Absorbed &a, Step &s, int step) {
+    use(step, conv.input);
+    if (conv.sums.pixel) {
+        use(step, conv.sums);
+        conv.windows =
+            scratch(4 * static_cast<size_t>(conv.out_pixels) * conv.groups * static_cast<size_t>(plan.images), step);
+    }
+    if (conv.winograd) {
+        WinogradStep &w = *conv.winograd;
+        w.made = scratch(w.made_bytes * static_cast<size_t>(w.slots) + 128, step);
+        w.sums = scratch(w.sums_bytes * static_cast<size_t>(w.slots) + 128, step);
+    }
+    if (a.residual >= 0) {
+        conv.has_residual = true;
+        conv.residual = place(a.residual);
+        use(step, conv.residual);
+    }
+    if (a.store) {
+        conv.has_out = true;
+        conv.out = place(a.value);
+        write(step, s, conv.out);
+    }
+    if (a.quantize >= 0) {
+        conv.has_codes = true;
+        conv.codes = place(a.quantize + 1);
+        write(step, s, conv.codes);
+    }
+}
+
+} // namespace anyprec

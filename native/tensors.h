@@ -1,0 +1,27 @@
+// The tensors a graph needs, found among those a header lists (FORMAT.md section 1).
+// In: both. Out: where each one lies in the file and what it is, in file order; or a ModelError. Called by reader.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "graph_json.h"
+#include "header.h"
+
+namespace anyprec {
+
+// Where a tensor's bytes lie in the file and whose they are.
+struct TensorPlace {
+    enum Part : uint8_t { table, values, codes, plane, tail };
+    size_t begin = 0, end = 0;
+    uint32_t crc = 0;
+    int owner = 0; // number of the op (table) or weight
+    Part part = table;
+    uint8_t number = 0; // of the plane
+};
+
+// data_start: of the first tensor in the file. Every tensor listed must be needed, and every one needed must be listed.
+std::vector<TensorPlace> place_tensors(const Header &header, const ParsedGraph &parsed, size_t data_start);
+
+} // namespace anyprec

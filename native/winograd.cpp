@@ -1,0 +1,186 @@
+// See winograd.h; the transforms themselves are in winograd.inl. Patches are taken in chunks: V of a chunk, then for
+// each block of channels M of the chunk and its outputs.
+#include "winograd.h"
+
+#include <algorithm>
+
+#include "choose.h"
+#include "execute.h"
+
+namespace anyprec {
+
+std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd &kernel, const Shape &in,
+                                            const Shape &out, int images) {
+    const Op &op = *conv.op;
+    auto w = std::make_unique<WinogradStep>();
+    w->kernel = &kernel;
+    w->width = out.w, w->height = out.h;
+    w->across = (out.w + 1) / 2, w->down = (out.h + 1) / 2;
+    const int patches = w->across * w->down;
+    const int most = patches_at_once(kernel, in.c, out.c);
+    w->chunks = (patches + most - 1) / most;
+    w->chunk = (patches + w->chunks - 1) / w->chunks;
+    w->chunks = (patches + w->chunk - 1) / w->chunk; // none is empty
+    for (int y = 0; y < 2 * w->down + 2; ++y)
+        for (int x = 0; x < 2 * w->across + 2; ++x) {
+            const int iy = y - op.pad[0], ix = x - op.pad[1];
+            const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
+            w->grid.push_back(inside ? static_cast<int32_t>((iy * int64_t(in.w) + ix + 1) * conv.input.pixel) : 0);
+        }
+    const size_t lanes = static_cast<size_t>(kernel.lanes), chunk = static_cast<size_t>(w->chunk);
+    w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
+    for (int r = 0; r < kMaxRows; ++r)
+        w->rows[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
+    // A line more, so that the 16 positions of a patch do not fall on the same lines of the cache.
+    w->position = (chunk * w->row + 63) / 64 * 64 + 64;
+    size_t widest = 0;
+    for (const Block &block : conv.blocks)
+        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.shift);
+    w->sums_position = chunk * widest + 16;
+    w->made_bytes = 16 * w->position;
+    w->sums_bytes = (16 * 4 * w->sums_position + 63) / 64 * 64 + 64;
+    w->slots = std::min(kWinogradSlots, w->chunks * images * static_cast<int>(conv.blocks.size()));
+    if (kernel.bias)
+        for (int32_t sum : conv.panel->bias)
+            w->bias.push_back(static_cast<int32_t>(static_cast<uint32_t>(kernel.bias) * static_cast<uint32_t>(sum)));
+    return w;
+}
+
+namespace {
+
+struct Chunk {
+    int image, first, end; // patches
+};
+
+class WinogradRun {
+  public:
+    WinogradRun(const ConvStep &conv, uint8_t *memory) : c(conv), w(*conv.winograd), arena(memory) {}
+    void input(const Chunk &chunk, int first, int end, uint8_t *made) const;
+    void block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const;
+
+  private:
+    const ConvStep &c;
+    const WinogradStep &w;
+    uint8_t *arena;
+
+    void output(const Chunk &chunk, const Block &block, int width, const int32_t *sums) const;
+};
+
+// Calls body(line of patches, first patch in it, how many) for the patches first .. end of an image.
+template <typename Body> void over_lines(int across, int first, int end, Body &&body) {
+    while (first < end) {
+        const int x = first % across, count = std::min(across - x, end - first);
+        body(first / across, x, count);
+        first += count;
+    }
+}
+
+// V of the patches first .. end, which belong to the chunk.
+void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *made) const {
+    WinogradInput in{};
+    in.base = arena + c.input.offset + c.input.image * static_cast<size_t>(chunk.image);
+    in.channels = c.group_in;
+    in.row = w.row;
+    in.position = w.position;
+    in.out = made + w.row * static_cast<size_t>(first - chunk.first);
+    const size_t line = 2 * static_cast<size_t>(w.across) + 2;
+    over_lines(w.across, first, end, [&](int y, int x, int count) {
+        for (int i = 0; i < 4; ++i)
+            in.offsets[i] = w.grid.data() + static_cast<size_t>(2 * y + i) * line + 2 * x;
+        in.patches = count;
+        w.kernel->input(in);
+        in.out += w.row * static_cast<size_t>(count);
+    });
+}
+
+// M of one block of channels, and what comes of it.
+void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const {
+    const TileKernel &kernel = w.kernel->tile;
+    const int width = kernel.lanes << block.shift, patches = chunk.end - chunk.first;
+    const int most = kernel.rows[block.shift], tiles = (patches + most - 1) / most; // of most or most - 1 rows
+    Tile tile{};
+    tile.offsets = w.rows;
+    tile.taps = 1;
+    tile.steps = c.steps;
+    tile.channels = block.channels;
+    tile.panel = c.panel->data + block.panel;
+    const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // of one position
+    const size_t lines = 64 * static_cast<size_t>(c.steps);                                    // fetched with a tile
+    const uint8_t *stop = c.panel->data + c.panel->bytes;
+    for (int position = 0; position < 16; ++position, tile.panel += panel) {
+        const uint8_t *ahead = tile.panel + panel, *ahead_end = std::min(ahead + panel, stop);
+        for (int t = 0; t < tiles; ++t, ahead += lines) {
+            const int first = static_cast<int>(static_cast<int64_t>(patches) * t / tiles);
+            const int end = static_cast<int>(static_cast<int64_t>(patches) * (t + 1) / tiles);
+            tile.base = made + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
+            tile.ahead = ahead + lines <= ahead_end ? ahead : tile.panel;
+            tile.epilogue.raw =
+                sums + w.sums_position * static_cast<size_t>(position) + static_cast<size_t>(first) * width;
+            kernel.tiles[block.shift][end - first - 1](tile);
+        }
+    }
+    output(chunk, block, width, sums);
+}
+
+void WinogradRun::output(const Chunk &chunk, const Block &block, int width, const int32_t *sums) const {
+    WinogradOutput out{};
+    out.sums = sums;
+    out.position = w.sums_position;
+    out.width = width;
+    out.channels = block.channels;
+    if (!w.bias.empty()) {
+        out.bias = w.bias.data() + block.first;
+        out.bias_stride = static_cast<size_t>(c.out_channels);
+    }
+    const int32_t *windows =
+        reinterpret_cast<const int32_t *>(arena + c.windows) + static_cast<size_t>(chunk.image) * c.out_pixels;
+    over_lines(w.across, chunk.first, chunk.end, [&](int y, int x, int count) {
+        out.patches = count;
+        for (int i = 0; i < 2; ++i) {
+            const int pixel = (2 * y + i) * w.width + 2 * x;
+            out.pixels[i] = 2 * y + i < w.height ? std::min(2 * count, w.width - 2 * x) : 0;
+            if (out.pixels[i] == 0)
+                continue;
+            out.lines[i] = epilogue_at(c, arena, chunk.image, pixel, block.first);
+            if (c.sums.pixel)
+                out.lines[i].window = windows + pixel;
+        }
+        w.kernel->output(out);
+        out.sums += static_cast<size_t>(count) * width;
+    });
+}
+
+} // namespace
+
+// One thread takes chunk after chunk. More share a round of several chunks, cut by blocks too where those are few; a
+// task's number is that of its memory for M, so there are never more tasks in a round than slots.
+void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &threads) {
+    const WinogradStep &w = *c.winograd;
+    const WinogradRun run(c, arena);
+    const int patches = w.across * w.down, total = images * w.chunks, blocks = static_cast<int>(c.blocks.size());
+    const int slots = threads.count > 1 ? w.slots : 1;
+    const int rounds = (total + slots - 1) / slots, most = (total + rounds - 1) / rounds;
+    const int parts = std::min(blocks, slots / most);
+    for (int first = 0; first < total; first += most) {
+        const int now = std::min(most, total - first);
+        const auto chunk_of = [&](int task) {
+            const int number = first + task / parts, i = number % w.chunks;
+            return Chunk{number / w.chunks, i * w.chunk, std::min(patches, (i + 1) * w.chunk)};
+        };
+        const auto made = [&](int task) { return arena + w.made + w.made_bytes * static_cast<size_t>(task / parts); };
+        threads.run(now * parts, [&](int task) {
+            const Chunk chunk = chunk_of(task);
+            const int part = task % parts, count = chunk.end - chunk.first;
+            run.input(chunk, chunk.first + count * part / parts, chunk.first + count * (part + 1) / parts, made(task));
+        });
+        threads.run(now * parts, [&](int task) {
+            int32_t *sums = reinterpret_cast<int32_t *>(arena + w.sums + w.sums_bytes * static_cast<size_t>(task));
+            const Chunk chunk = chunk_of(task);
+            const int part = task % parts;
+            for (int b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
+                run.block(chunk, c.blocks[static_cast<size_t>(b)], made(task), sums);
+        });
+    }
+}
+
+} // namespace anyprec
