@@ -166,7 +166,6 @@ def test_options_from_a_command_line_and_from_a_file():
         "bits": "4",
         "busy": "0.5",
         "num_cpus": "1",
-        "max_replicas": "8",
     }
     assert read_options(typed) == read_options(words)
     assert read_options(words) == Options(model=("a.apm", "b=x/b.apm"), slo=0.05, bits=4, busy=0.5, num_cpus=1.0)
