@@ -63,7 +63,7 @@ class Segmentation:
 
 
 # The weights of the widths in recipes/cifar10-resnet8-cpu.toml, for the other small networks
-WEIGHTS = "width_weights={1=0.3,2=0.5,32=3.0}"
+WEIGHTS = "width_weights={1=2.0,2=0.5,32=3.0}"
 # The authors' schedule for dedicated ImageNet models
 IMAGENET_DEDICATED = ("epochs=120", "lr=0.1", "milestones=[30,60,85,95,105]")
 TINY = ("limit=384", "epochs=2", "batch_size=64", "eval_every=0", "warmup_epochs=0.5")
