@@ -211,7 +211,7 @@ class JsonParser {
         return code;
     }
 
-    // At the u of \uXXXX; characters past U+FFFF come as a pair.
+    // At the u of an escape with four hex digits; characters past U+FFFF come as a pair of them.
     uint32_t parse_code_point() {
         uint32_t high = parse_hex4();
         if (high < 0xd800 || high > 0xdfff)

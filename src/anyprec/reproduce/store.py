@@ -28,7 +28,7 @@ from anyprec.errors import RecipeError
 from anyprec.report.record import write_text
 from anyprec.reproduce import synthetic
 from anyprec.train.checkpoint import load_model, load_state
-from anyprec.train.compliance import _ObservedRun
+from anyprec.train.compliance import ObservedRun
 from anyprec.train.processes import Processes
 from anyprec.train.recipe import Recipe
 from anyprec.train.run import Run
@@ -166,9 +166,9 @@ class Store:
             root = self.data_folder(recipe.data)
             processes = Processes(self.device)
             try:
-                kind = _ObservedRun if training.observe else Run
+                kind = ObservedRun if training.observe else Run
                 run = kind(recipe, folder, processes, root, False, True, None, False)
-                if isinstance(run, _ObservedRun):
+                if isinstance(run, ObservedRun):
                     run.begin(training.observe)
                 with watched(run, folder, self.seconds(training), tell):
                     run.go()

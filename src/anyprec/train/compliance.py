@@ -243,9 +243,6 @@ class ObservedRun(Run):
         return super()._step(images, labels)
 
 
-_ObservedRun = ObservedRun
-
-
 def train_observed(
     recipe: Recipe,
     out: str | Path,
