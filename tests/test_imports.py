@@ -15,11 +15,12 @@ import anyprec
 SOURCE = Path(anyprec.__file__).parent
 TORCH_PARTS = {"train", "zoo", "pack", "ptq", "reproduce"}
 
-# Part of the package -> the parts it may import, besides itself, `bits` and `errors`, which are for all.
+# Part of the package -> the parts it may import, besides itself and FOR_ALL.
 # `train` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
 MAY_IMPORT = {
     "errors": set(),
     "bits": set(),
+    "arguments": set(),
     "progress": set(),
     "data": {"progress"},
     "train": {"data", "progress", "zoo"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": set(),
 }
-FOR_ALL = {"bits", "errors", "__init__"}
+FOR_ALL = {"arguments", "bits", "errors", "__init__"}
 
 
 def part_of(path: Path) -> str:

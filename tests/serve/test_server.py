@@ -16,7 +16,6 @@ import pytest
 from serving import ask, expected, images, infer, output, process, running, save
 
 from anyprec.cli import main
-from anyprec.serve.cli_serve import duration, size
 from anyprec.serve.connection import Patience
 from anyprec.serve.server import Ending, Tls, listen
 
@@ -29,12 +28,6 @@ def wait_for(done, seconds=20.0):
 
 
 # --- options ---
-
-
-def test_options():
-    times = [duration(text) for text in ("50ms", "2s", "1.5", "1m", "200us")]
-    assert times == pytest.approx([0.05, 2.0, 1.5, 60.0, 2e-4])
-    assert [size(text) for text in ("16MiB", "1MB", "5", "4k", "1GiB")] == [16 << 20, 10**6, 5, 4096, 1 << 30]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from anyprec.arguments import duration, positive
 from anyprec.errors import AnyprecError, LoadError
 from anyprec.load import arrivals, report
 from anyprec.load.client import Plan
@@ -24,7 +25,6 @@ from anyprec.load.processes import send_from_processes
 from anyprec.load.target import OUTPUT_DTYPES, Target, find, fit, messages, noise
 from anyprec.progress import Progress
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 NOISE = 64  # random images where none are given
 MOST_IMAGES = 10_000
 MOST_BYTES = 256 << 20  # of requests made beforehand
@@ -40,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:200, gamma:200:4 (rate, CV^2), uniform:200, steps:100@10,400@5, ramp:50:400, "
         "trace:FILE[:INTERVAL] (default: poisson:100)",
     )
-    parser.add_argument("--seconds", metavar="S", help="how long (default: 30s; steps have their own)")
-    parser.add_argument("--slo", default="50ms", metavar="TIME", help="the latency target (default: 50ms)")
-    parser.add_argument("--deadline", metavar="TIME", help="what the server is told (default: the target)")
+    parser.add_argument("--seconds", type=duration, metavar="S", help="how long (default: 30s; steps have their own)")
+    parser.add_argument("--slo", type=duration, default=0.05, metavar="TIME", help="the latency target (default: 50ms)")
+    parser.add_argument(
+        "--deadline", type=duration, metavar="TIME", help="what the server is told (default: the target)"
+    )
     parser.add_argument("--images", metavar="FILE.npy", help="images to send (default: noise)")
     parser.add_argument("--dataset", metavar="NAME", help="send this data set's test images and check the answers")
     parser.add_argument("--data", metavar="DIR", help="folder that holds it")
@@ -56,20 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a header of every request, such as a key",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default: 0)")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that send (default: 1)")
+    parser.add_argument("--processes", type=positive, default=1, metavar="N", help="that send (default: 1)")
     parser.add_argument(
         "--real-time", action="store_true", help="send before all other programs of this machine run (root, on Linux)"
     )
-    parser.add_argument("--connections", type=int, default=4, metavar="N", help="opened at first (default: 4)")
-    parser.add_argument("--limit", type=int, default=4096, metavar="N", help="most connections (default: 4096)")
-    parser.add_argument("--timeout", default="10s", metavar="TIME", help="when an answer is given up (default: 10s)")
+    parser.add_argument("--connections", type=positive, default=4, metavar="N", help="opened at first (default: 4)")
+    parser.add_argument("--limit", type=positive, default=4096, metavar="N", help="most connections (default: 4096)")
+    parser.add_argument(
+        "--timeout", type=duration, default=10.0, metavar="TIME", help="when an answer is given up (default: 10s)"
+    )
     parser.add_argument("--out", metavar="DIR", help="write report.json, timeline.csv, requests.csv, load.png there")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    slo_s = duration(args.slo, "--slo")
-    seconds = length(args)
+    slo_s, seconds = args.slo, length(args)
     times = arrivals.parse(args.arrivals, seconds, args.seed)
     if not len(times):
         raise AnyprecError(f"--arrivals {args.arrivals} for {seconds:g} s is no request at all; give more of either")
@@ -82,19 +85,19 @@ def run(args: argparse.Namespace) -> int:
         messages(
             target,
             images,
-            deadline_ms=1e3 * (duration(args.deadline, "--deadline") if args.deadline else slo_s),
+            deadline_ms=1e3 * (args.deadline or slo_s),
             bits=args.bits if args.bits is None or not args.bits.isdigit() else int(args.bits),
             min_bits=args.min_bits,
             headers=headers,
         ),
-        timeout_s=duration(args.timeout, "--timeout"),
-        connections=at_least(args.connections, 1, "--connections"),
-        limit=at_least(args.limit, 1, "--limit"),
+        timeout_s=args.timeout,
+        connections=args.connections,
+        limit=args.limit,
         keep_outputs=labels is not None,
         real_time=args.real_time,
     )
     allow_files(plan.limit + 64)
-    outcome = shown(plan, times, at_least(args.processes, 1, "--processes"), seconds)
+    outcome = shown(plan, times, args.processes, seconds)
     right = None if labels is None else report.judge(outcome, labels, OUTPUT_DTYPES[target.output_datatype])
     summary = report.summarize(outcome, slo_s, seconds, right=right, expected=target.accuracy)
     about = {
@@ -178,22 +181,10 @@ def allow_files(count: int) -> None:
 # --- What the user typed -----------------------------------------------------------------------------------------
 
 
-def duration(text: str, option: str) -> float:
-    """'20ms', '0.5s', '2m', '20' (seconds) -> seconds."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?\d+)?)\s*(us|ms|s|m|)\s*", text)
-    try:
-        seconds = float(found[1]) * UNITS[found[2]] if found else 0.0
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise AnyprecError(f"{option} {text!r} is not a time; write for example 20ms, 1.5s or 2m")
-    return seconds
-
-
 def length(args: argparse.Namespace) -> float:
     kind, _, rest = args.arrivals.partition(":")
     if kind != "steps":
-        return duration(args.seconds or "30s", "--seconds")
+        return args.seconds or 30.0
     if args.seconds:
         raise AnyprecError("--seconds is not for steps, which say how long each lasts: steps:100@10,400@5")
     try:
@@ -207,9 +198,3 @@ def header(text: str) -> tuple[str, str]:
     if not colon or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or "\n" in value or "\r" in value:
         raise AnyprecError(f"--header {text!r} is not a header; write 'Name: value'")
     return name, value.strip()
-
-
-def at_least(number: int, least: int, option: str) -> int:
-    if number < least:
-        raise AnyprecError(f"{option} {number} is too few; give {least} or more")
-    return number

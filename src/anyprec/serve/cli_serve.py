@@ -6,8 +6,8 @@ Reads the options, loads and measures the models, and hands over to server.py. d
 from __future__ import annotations
 
 import argparse
-import re
 
+from anyprec.arguments import delay, duration, positive, size
 from anyprec.errors import AnyprecError, ServeError
 from anyprec.run.model import LAYOUTS
 from anyprec.serve.app import Bounds, make_app
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
     logs.add_argument("--log-level", choices=tuple(LEVELS), default="info")
     logs.add_argument("--log-requests", action="store_true", help="a line for every request")
-    logs.add_argument("--drain-delay", type=duration, default=0.0, help="serve on, as not ready, for so long")
-    logs.add_argument("--drain-timeout", type=duration, default=30.0, help="wait for answers so long (default: 30s)")
+    logs.add_argument("--drain-delay", type=delay, default=0.0, help="serve on, as not ready, for so long")
+    logs.add_argument("--drain-timeout", type=delay, default=30.0, help="wait for answers so long (default: 30s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -134,29 +134,3 @@ def announce(models: Models, address: str) -> None:
         )  # fmt: skip
     names = ", ".join(served.name for served in models)
     print(f"serving {names} on {address}, target {slo_ms:g} ms; Ctrl-C ends", flush=True)
-
-
-# --- what options may be ---
-
-
-def duration(text: str) -> float:
-    """'50ms' -> 0.05; '2s' and '2' -> 2.0; '1m' -> 60.0."""
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(us|ms|s|m|)", text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 50ms or 2s")
-    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}[found[2]]
-
-
-def size(text: str) -> int:
-    """'16MiB' -> 16777216; '1e6' is not a size, '1MB' is."""
-    found = re.fullmatch(r"([0-9]+)\s*([kKMG]?)(i?B?)", text.strip())
-    if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 16MiB or 1000000")
-    step = 1000 if found[3] == "B" and found[2] else 1024
-    return int(found[1]) * step ** " kMG".index(found[2].replace("K", "k") or " ")
-
-
-def positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

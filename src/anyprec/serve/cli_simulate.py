@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from anyprec.arguments import delay, duration
 from anyprec.errors import ArrivalsError, MissingExtra, ServeError
 from anyprec.format.cli_inspect import table
 from anyprec.load import arrivals
-from anyprec.load.cli_load import duration
 from anyprec.progress import Progress
 from anyprec.serve import capacity
 from anyprec.serve.latency import LatencyTable, read_table
@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:RATE, gamma:RATE:CV2, uniform:RATE, steps:RATE@SECONDS,..., ramp:RATE:RATE or trace:FILE "
         "(default: poisson:100)",
     )
-    parser.add_argument("--seconds", default="60s", help="how long, in simulated time (default: 60s; not for steps)")
+    parser.add_argument(
+        "--seconds", type=duration, default=60.0, help="how long, in simulated time (default: 60s; not for steps)"
+    )
     parser.add_argument("--slo", default="50ms", help="latency target: 50ms, or 3x for three times the widest width")
     parser.add_argument(
         "--policy", default="adaptive", help="one or more of adaptive, accuracy, 8, 4, ... (default: adaptive)"
@@ -59,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", type=int, default=1, help="engine threads of each (default: 1)")
     parser.add_argument("--balance", choices=BALANCES, default="two", help="two: the better of two at random (default)")
     parser.add_argument("--autoscale", metavar="MIN-MAX", help="let servers come and go between these numbers")
-    parser.add_argument("--starts-in", default="30s", help="time a new server takes to start (default: 30s)")
-    parser.add_argument("--fail", metavar="S,S", default="", help="seconds at which a server dies")
+    parser.add_argument("--starts-in", type=delay, default=30.0, help="time a new server takes to start (default: 30s)")
+    parser.add_argument("--fail", type=moments, metavar="S,S", default=(), help="seconds at which a server dies")
     parser.add_argument("--max-batch", type=int, default=32, help="images a batch (default: 32)")
-    parser.add_argument("--margin", help="kept back from each deadline (default: a tenth of the SLO, at most 1ms)")
+    parser.add_argument(
+        "--margin", type=delay, help="kept back from each deadline (default: a tenth of the SLO, at most 1ms)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no network, no jitter, no hiccups")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--find-servers", type=float, metavar="PERCENT", help="fewest servers with so many in time")
@@ -134,25 +138,32 @@ def setup_of(
         least, dash, most = args.autoscale.partition("-")
         if not (dash and least.isdigit() and most.isdigit() and 1 <= int(least) <= int(most)):
             raise ServeError(f"--autoscale {args.autoscale!r} is not a range of servers; write for example 1-10")
-        scale = Autoscale(int(most), int(least), starts_in=duration(args.starts_in, "--starts-in"))
+        scale = Autoscale(int(most), int(least), starts_in=args.starts_in)
     return Setup(
         times=times,
         accuracies=accuracies,
         slo=slo,
         limits=Limits(max_batch=args.max_batch),
-        margin=duration(args.margin, "--margin") if args.margin else None,
+        margin=args.margin,
         engines=args.engines,
         servers=max(args.servers, scale.least) if scale else args.servers,
         balance=args.balance,
         noise=QUIET if args.quiet else Noise(),
         autoscale=scale,
-        failures=tuple(sorted(duration(part, "--fail") for part in args.fail.split(",") if part)),
+        failures=tuple(sorted(args.fail)),
     )
+
+
+def moments(text: str) -> list[float]:
+    return [delay(part) for part in text.split(",") if part]
 
 
 def slo_of(text: str, times: dict[str, dict[int, float]]) -> float:
     if not text.endswith("x"):
-        return duration(text, "--slo")
+        try:
+            return duration(text)
+        except argparse.ArgumentTypeError as error:
+            raise ServeError(f"--slo: {error}") from None
     widest = max((int(profile) for profile in times if profile.isdigit() and int(profile) <= 8), default=None)
     try:
         factor = float(text[:-1])
@@ -171,9 +182,9 @@ def policy_of(name: str) -> capacity.Policy:
 
 
 def arrivals_of(args: argparse.Namespace) -> np.ndarray:
-    times = arrivals.parse(args.arrivals, duration(args.seconds, "--seconds"), args.seed)
+    times = arrivals.parse(args.arrivals, args.seconds, args.seed)
     if not len(times):
-        raise ArrivalsError(f"arrivals {args.arrivals!r} give no request in {args.seconds}; ask for more of them")
+        raise ArrivalsError(f"arrivals {args.arrivals!r} give no request in {args.seconds:g} s; ask for more of them")
     return times
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from anyprec.arguments import delay, duration, positive
 from anyprec.errors import ServeError
 from anyprec.run.model import LAYOUTS
-from anyprec.serve.cli_serve import duration, positive
 from anyprec.serve.models import named_paths
 from anyprec.serve.queue import Limits
 
@@ -66,7 +66,7 @@ def count(text: str) -> int:
 READ: dict[str, Callable[[str], Any]] = {
     "model": paths,
     "slo": duration,
-    "transit": duration,
+    "transit": delay,
     "bits": width,
     "threads": positive,
     "engines": positive,
@@ -78,8 +78,8 @@ READ: dict[str, Callable[[str], Any]] = {
     "num_cpus": float,
     "settle": width,
     "busy": share,
-    "upscale_delay": duration,
-    "downscale_delay": duration,
+    "upscale_delay": delay,
+    "downscale_delay": delay,
     "look_back": duration,
 }
 CHOICES = {"policy": ("adaptive", "accuracy"), "layout": LAYOUTS}
