@@ -22,6 +22,7 @@ from anyprec.train.quantizers import (
     make_quantizer,
     nearest_width,
     sample,
+    set_sign_window,
 )
 
 NAMES = sorted(QUANTIZERS)
@@ -127,6 +128,28 @@ def test_value_and_gradient_are_those_of_the_equations(name, bits, scale):
     (plain,) = torch.autograd.grad(theirs, w, toward)
     assert mine.abs().max() > 0
     assert torch.allclose(mine, plain, rtol=1e-12, atol=1e-14)
+
+
+@every_quantizer
+@pytest.mark.parametrize("scale", ["mean", "learned"])
+def test_a_sign_window_shapes_the_gradient_of_1_bit_alone(name, scale):
+    w = weights(500).requires_grad_()
+    quantizer = fitted(name, w, scale)
+
+    def gradient(bits, window):
+        set_sign_window(torch.nn.Sequential(quantizer), window)
+        x = quantizer.normalise(w).detach().requires_grad_()
+        value = quantizer.weight(x, w, bits)
+        return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+
+    for bits in (1, 2, 8):
+        value, plain = gradient(bits, 0.0)
+        same, shaped = gradient(bits, 0.25)
+        assert torch.equal(value, same)
+        distance = (2 * quantizer.normalise(w) - 1).abs().detach()
+        factor = (1 - distance / 0.25).clamp(min=0) if bits == 1 else torch.ones_like(distance)
+        assert torch.allclose(shaped, plain * factor, rtol=1e-12, atol=1e-14)
+        assert (factor == 0).any() == (bits == 1)
 
 
 @every_quantizer

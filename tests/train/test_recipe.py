@@ -41,6 +41,7 @@ def test_override():
         (["widths=[]"], "widths is empty"),
         (["widths=[2,2]"], "twice"),
         (["label_weight=2"], "between 0 and 1"),
+        (["sign_window=-0.1"], "between 0 and 1"),
         (["width_weights.9=1"], "width_weights names '9', which is no bit-width; write 1..8 or 32"),
         (["width_weights.1=-1"], "width_weights.1=-1 is not allowed; it must be a number, 0 or more"),
         (["width_weights.1=much"], "width_weights.1='much' is not allowed"),

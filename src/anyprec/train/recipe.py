@@ -54,6 +54,7 @@ class Recipe:
     loss: str = "recursive+label"
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
+    sign_window: float = 0.0  # 1 bit moves weights this near to a change of sign alone; 0: all, as in the paper
     sampling: str = "all"
     sandwich_random: int = 1  # random widths a step beside the lowest and the highest
 
@@ -93,7 +94,7 @@ class Recipe:
         for name in ("limit", "eval_every", "save_minutes", "warmup_epochs", "weight_decay", "seed"):
             if getattr(self, name) < 0:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more")
-        for name in ("label_weight", "momentum"):
+        for name in ("label_weight", "momentum", "sign_window"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be between 0 and 1")
         try:

@@ -32,7 +32,7 @@ from anyprec.train.joint import choose_widths, is_split, joint_step
 from anyprec.train.norms import sync_norms
 from anyprec.train.optimizers import OPTIMIZERS, learning_rate, parameter_groups
 from anyprec.train.processes import Processes, average_gradients
-from anyprec.train.quantizers import ActQuantizer
+from anyprec.train.quantizers import ActQuantizer, set_sign_window
 from anyprec.train.recipe import Recipe
 from anyprec.train.switch import set_bits
 
@@ -100,6 +100,7 @@ class Run:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
+        set_sign_window(self.model, recipe.sign_window)
         self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
