@@ -131,6 +131,18 @@ def test_value_and_gradient_are_those_of_the_equations(name, bits, scale):
 
 
 @every_quantizer
+@every_width
+def test_a_learned_scale_below_zero_turns_no_weight_round(name, bits):
+    w = weights(500)
+    quantizer = fitted(name, w, "learned")
+    before = quantizer.weight(quantizer.normalise(w), w, bits)
+    with torch.no_grad():
+        quantizer.scales[str(bits)].neg_()
+    assert torch.equal(quantizer.weight(quantizer.normalise(w), w, bits), before)
+    assert quantizer.scale(w, bits) > 0
+
+
+@every_quantizer
 @pytest.mark.parametrize("scale", ["mean", "learned"])
 def test_a_sign_window_shapes_the_gradient_of_1_bit_alone(name, scale):
     w = weights(500).requires_grad_()

@@ -84,7 +84,8 @@ class WeightQuantizer(nn.Module):
     """What all weight quantizers share: tanh to [0, 1], a scale per layer (and width), codes, gradients.
 
     scale="mean" uses mean|w|, as the paper does (no gradient through it, as its authors run it);
-    scale="learned" keeps one parameter per width, started at the least-squares fit to w by `fit`.
+    scale="learned" keeps one parameter per width, started at the least-squares fit to w by `fit`. Its absolute value
+    counts: a norm behind the layer takes the scale out, so it drifts, and below 0 it would turn every weight round.
     """
 
     nests = False  # codes(w, k) == codes(w, 8) >> (8 - k)
@@ -126,7 +127,7 @@ class WeightQuantizer(nn.Module):
         if str(bits) not in self.scales:
             known = ", ".join(self.scales)
             raise UncalibratedBits(f"bits={bits} has no learned scale here (only {known}); calibrate it first")
-        return self.scales[str(bits)]
+        return self.scales[str(bits)].abs()
 
     def weight(self, x: Tensor, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
         """The weight at `bits`: s_k * v_k, straight-through to x = normalise(w) and so to w."""
