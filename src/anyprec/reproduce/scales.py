@@ -62,8 +62,8 @@ class Segmentation:
         }
 
 
-# The weights of the widths in recipes/cifar10-resnet8-cpu.toml, for the other small networks
-WEIGHTS = "width_weights={1=2.0,2=0.5,32=3.0}"
+# How the widths share weights in recipes/cifar10-resnet8-cpu.toml, for the other small networks
+SHARING = ("width_weights={1=2.0,2=0.5,32=3.0}", "sign_window=0.15")
 # The authors' schedule for dedicated ImageNet models
 IMAGENET_DEDICATED = ("epochs=120", "lr=0.1", "milestones=[30,60,85,95,105]")
 TINY = ("limit=384", "epochs=2", "batch_size=64", "eval_every=0", "warmup_epochs=0.5")
@@ -92,14 +92,14 @@ NETS: dict[str, dict[str, Net | str]] = {
         "CIFAR-10 AlexNet": Net(
             "AlexNet, 1/4 wide, on CIFAR-10",
             "cifar10-alexnet-cpu",
-            ("limit=20000", "epochs=4", "net_options.hidden=256", WEIGHTS),
+            ("limit=20000", "epochs=4", "net_options.hidden=256", *SHARING),
             scaled="AlexNet with a quarter of its channels and hidden layers of 256; 20,000 training images; 4 "
             "epochs in place of 400.",
         ),
         "CIFAR-10 MobileNetV2": Net(
             "MobileNetV2, 1/4 wide, on CIFAR-10",
             "cifar10-mobilenetv2-cpu",
-            ("limit=5000", "epochs=4", "batch_size=64", WEIGHTS),
+            ("limit=5000", "epochs=4", "batch_size=64", *SHARING),
             scaled="MobileNetV2 with a quarter of its channels; 5,000 training images; 4 epochs in place of 400.",
         ),
         "SVHN ResNet-8": NO_SVHN + "; the first row is a ResNet-8",
@@ -108,7 +108,7 @@ NETS: dict[str, dict[str, Net | str]] = {
             "svhn-cnn8",
             ("data=cifar10", "limit=20000", "epochs=6", "lr=0.003", "schedule=cosine", "milestones=[]",
              "warmup_epochs=0.5", "quantizer=nested", "scale=learned", "loss=recursive+label", "eval_every=0",
-             "net_options.dropout=0.0", WEIGHTS),
+             "net_options.dropout=0.0", *SHARING),
             scaled="CNN-8 on CIFAR-10 (enlarged to 40x40) in place of SVHN, whose digits are much the easier images; "
             "20,000 training images; 6 epochs in place of 100.",
         ),
