@@ -151,7 +151,8 @@ inline std::string replaced(std::string text, const std::string &from, const std
     return at == text.npos ? text : text.replace(at, from.size(), to);
 }
 
-inline void expect_kind(const std::string &bytes, const std::string &kind, const std::string &what, bool verify = false) {
+inline void expect_kind(const std::string &bytes, const std::string &kind, const std::string &what,
+                        bool verify = false) {
     std::string message;
     std::string got = kind_of([&] { open_bytes(bytes, 0, verify); }, &message);
     expect(got == kind, what + ": expected " + kind + ", got " + got + " (" + message + ")");

@@ -1,5 +1,5 @@
-// Tests of json, graph_json, shapes and reader. Stands alone: the files are built in memory. Prints what fails, returns 1
-// if anything did. Built by -DANYPREC_TESTS=ON.
+// Tests of json, graph_json, shapes and reader. Stands alone: the files are built in memory. Prints what fails, returns
+// 1 if anything did. Built by -DANYPREC_TESTS=ON.
 #include <cstdio>
 
 #include "small_file.h"
