@@ -21,15 +21,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "cifar10-resnet8-cpu.toml"
 WIDTHS = (1, 2, 4, 8, 32)
-DEFAULT = "recursive+label"
+DEFAULT = "hard"  # the loss of the recipe
 ROWS: dict[str, list[str]] = {
-    "recursive+label": ["loss=recursive+label"],
-    **{f"dedicated-{k}": [f"widths=[{k}]", "width_weights={}"] for k in WIDTHS},
     "hard": ["loss=hard"],
+    **{f"dedicated-{k}": [f"widths=[{k}]", "width_weights={}"] for k in WIDTHS},
+    "recursive+label": ["loss=recursive+label"],
     "recursive": ["loss=recursive"],
     "soft": ["loss=soft"],
     "dorefa": ["quantizer=dorefa", "scale=mean"],
     "sandwich": ["sampling=sandwich"],
+    "no window": ["sign_window=0"],
     "equal weights": ["width_weights={}"],
 }
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +90,8 @@ def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
         teacher = logits.detach()
 
 
+ours_step = partial(joint_step, loss="recursive")
+
 # --- Comparing -------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +110,7 @@ def images(count: int, fast: bool) -> tuple[Tensor, Tensor]:
 def gradient_difference(net: str) -> float:
     """Largest relative difference of a gradient after one step of each, in float64, where rounding flips no code."""
     grads = []
-    for fast, step in ((False, plain_step), (True, lambda m, x, y: joint_step(m, x, y, WIDTHS))):
+    for fast, step in ((False, plain_step), (True, lambda m, x, y: ours_step(m, x, y, WIDTHS))):
         model, (x, y) = make(net, fast).double(), images(16, fast)
         step(model, x.double(), y)
         grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
@@ -124,16 +127,16 @@ def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable
     steps = iter(range(10**9))
     found: dict[str, tuple[nn.Module, Callable[[], object]]] = {
         "plain": (plain, lambda: plain_step(plain, x, y)),
-        "ours": (ours, lambda: joint_step(ours, fast_x, y, WIDTHS)),
+        "ours": (ours, lambda: ours_step(ours, fast_x, y, WIDTHS)),
         "ours, sandwich": (
             ours,
-            lambda: joint_step(ours, fast_x, y, choose_widths(WIDTHS, "sandwich", 1, 0, next(steps))),
+            lambda: ours_step(ours, fast_x, y, choose_widths(WIDTHS, "sandwich", 1, 0, next(steps))),
         ),
     }
     if args.compile:
         compiled = make(args.net, True)
         compiled.body = torch.compile(compiled.body, dynamic=False)
-        found["ours, compiled"] = (compiled, lambda: joint_step(compiled, fast_x, y, WIDTHS))
+        found["ours, compiled"] = (compiled, lambda: ours_step(compiled, fast_x, y, WIDTHS))
     return found
 
 

@@ -58,8 +58,8 @@ def test_the_one_width_of_a_dedicated_model_is_not_weighed():
 def test_gradients_are_observed_in_the_shared_joint_training_alone():
     net = default_net("small")
     assert net.joint().observe == 8
-    assert net.joint("loss=recursive+label") == net.joint() and net.joint("loss=recursive+label").observe == 8
-    assert net.joint("loss=hard").observe == 0 == net.dedicated(8).observe
+    assert net.joint("loss=hard") == net.joint() and net.joint("loss=hard").observe == 8
+    assert net.joint("loss=soft").observe == 0 == net.dedicated(8).observe
 
 
 def test_experiments_by_name():

@@ -107,7 +107,7 @@ NETS: dict[str, dict[str, Net | str]] = {
             "CNN-8 on CIFAR-10",
             "svhn-cnn8",
             ("data=cifar10", "limit=20000", "epochs=6", "lr=0.003", "schedule=cosine", "milestones=[]",
-             "warmup_epochs=0.5", "quantizer=nested", "scale=learned", "loss=recursive+label", "eval_every=0",
+             "warmup_epochs=0.5", "quantizer=nested", "scale=learned", "loss=hard", "eval_every=0",
              "net_options.dropout=0.0", *SHARING),
             scaled="CNN-8 on CIFAR-10 (enlarged to 40x40) in place of SVHN, whose digits are much the easier images; "
             "20,000 training images; 6 epochs in place of 100.",

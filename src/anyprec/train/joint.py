@@ -108,7 +108,7 @@ def joint_step(
     labels: Tensor,
     widths: Sequence[int],
     *,
-    loss: str = "recursive",
+    loss: str = "hard",
     label_weight: float = 0.5,
     width_weights: Mapping[int, float] | None = None,
     count: Tensor | float | None = None,

@@ -51,7 +51,7 @@ class Recipe:
     widths: tuple[int, ...] = DEFAULT_WIDTHS  # one width makes a dedicated model
     quantizer: str = "nested"
     scale: str = "learned"
-    loss: str = "recursive+label"
+    loss: str = "hard"
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
     sign_window: float = 0.0  # 1 bit moves weights this near to a change of sign alone; 0: all, as in the paper
