@@ -209,6 +209,15 @@ def test_dedicated_model_and_start_from_checkpoint(finished, tmp_path):
     assert abs(again[32]["accuracy"] - finished[1][32]["accuracy"]) < 5
 
 
+def test_start_from_a_narrower_network(finished, tmp_path):
+    wider = f"net_options.width={2 * SMALL.net_options['width']}"
+    recipe = SMALL.override([f"init='{finished[0] / 'model.pt'}'", wider, "widths=[1,8]", "lr=1e-9", "epochs=1"])
+    wide = train(recipe, tmp_path, progress=False)
+    assert abs(wide[8]["accuracy"] - finished[1][8]["accuracy"]) < 15
+    with pytest.raises(CheckpointError, match="set widths without 32"):
+        train(recipe.override(["widths=[1,32]"]), tmp_path / "float", progress=False)
+
+
 @pytest.mark.parametrize("settings", [["amp=bf16"], ["sampling=sandwich"], ["quantizer=lsq"], ["quantizer=dorefa"],
                                       ["scale=learned", "scale_lr=0.1"], ["optimizer=adamw", "schedule=cosine"],
                                       ["loss=recursive+label"], ["channels_last=false"]])  # fmt: skip

@@ -223,7 +223,7 @@ class Run:
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
     def _build(self) -> nn.Module:
-        from anyprec.zoo import ZOO, build, load_backbone, load_float
+        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening
 
         recipe, shape = self.recipe, self.train_data.shape
         options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
@@ -237,6 +237,8 @@ class Run:
                 load_backbone(model, recipe.init if record is None else record, recipe.init)
             elif record is None:
                 load_float(model, recipe.init)
+            elif widening(model, record["state_dict"]) != 1:
+                widen(model, record["state_dict"], recipe.init, seed=recipe.seed)
             else:
                 checkpoint.restore(model, record["state_dict"], recipe.init)
         return model
