@@ -19,7 +19,7 @@ from anyprec.train.layers import AnyLayer
 from anyprec.train.switch import any_layers
 from anyprec.zoo.resnet import CifarResNet, ImageNetResNet
 
-NOISE = 0.2  # of a layer's standard deviation
+NOISE = 0.1  # of a layer's standard deviation
 
 
 def widening(model: nn.Module, narrow: Mapping[str, Tensor]) -> int:
