@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fail", type=moments, metavar="S,S", default=(), help="seconds at which a server dies")
     parser.add_argument("--max-batch", type=int, default=32, help="images a batch (default: 32)")
     parser.add_argument(
-        "--margin", type=delay, help="kept back from each deadline (default: a tenth of the SLO, at most 1ms)"
+        "--margin", type=delay, help="kept back from each deadline (default: a tenth of the SLO, at most 5ms)"
     )
     parser.add_argument("--quiet", action="store_true", help="no network, no jitter, no hiccups")
     parser.add_argument("--seed", type=int, default=0)

@@ -323,5 +323,5 @@ def over_share(slo: float) -> Overloaded:
 
 
 def default_margin(slo: float) -> float:
-    """Seconds kept back from every deadline for the way in and out, where nobody has measured it."""
-    return min(0.001, 0.1 * slo)
+    """Seconds kept back from every deadline for the way in and out and small hiccups, where nobody has measured them."""
+    return min(0.005, 0.1 * slo)

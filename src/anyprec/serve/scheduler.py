@@ -65,7 +65,7 @@ class Scheduler:
     request); a server passes one that hands them all to its event loop in one go.
 
     margin: seconds kept back from every deadline for the answer's way out; set it at any time. None: a tenth of the
-    SLO, at most 1 ms. image_size: (H, W) the table is measured with where the model takes any.
+    SLO, at most 5 ms. image_size: (H, W) the table is measured with where the model takes any.
     """
 
     def __init__(
