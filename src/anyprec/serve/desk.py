@@ -323,5 +323,5 @@ def over_share(slo: float) -> Overloaded:
 
 
 def default_margin(slo: float) -> float:
-    """Seconds kept back from every deadline for the way in and out and small hiccups, where nobody has measured them."""
+    """Seconds kept back from every deadline for the way in and out and for hiccups, unless it is set."""
     return min(0.005, 0.1 * slo)

@@ -252,8 +252,8 @@ def set_sign_window(model: nn.Module, window: float) -> None:
     at the border and 0 from `window` on. window=0 leaves it as it is, as the paper does.
 
     At 1 bit a weight is its sign. A straight-through gradient pushes every weight, and where no sign will change this
-    is noise in the numbers that wider widths read. Bi-Real Net (Liu et al., ECCV 2018, arXiv:1808.00278) gives the
-    sign of activations such a gradient.
+    is noise in the numbers that wider widths read. For joint training: alone, 1 bit could bring no weight near to zero.
+    Bi-Real Net (Liu et al., ECCV 2018, arXiv:1808.00278) gives the sign of activations such a gradient.
     """
     for module in model.modules():
         if isinstance(module, WeightQuantizer):
