@@ -24,7 +24,7 @@ WIDTHS = (1, 2, 4, 8, 32)
 DEFAULT = "hard"  # the loss of the recipe
 ROWS: dict[str, list[str]] = {
     "hard": ["loss=hard"],
-    **{f"dedicated-{k}": [f"widths=[{k}]", "width_weights={}", "sign_window=0"] for k in WIDTHS},
+    **{f"dedicated-{k}": [f"widths=[{k}]", "width_weights={}"] for k in WIDTHS},
     "recursive+label": ["loss=recursive+label"],
     "recursive": ["loss=recursive"],
     "soft": ["loss=soft"],

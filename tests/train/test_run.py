@@ -209,6 +209,18 @@ def test_dedicated_model_and_start_from_checkpoint(finished, tmp_path):
     assert abs(again[32]["accuracy"] - finished[1][32]["accuracy"]) < 5
 
 
+def test_a_sign_window_is_for_networks_of_several_widths(tmp_path):
+    short = SMALL.override(["epochs=1", "limit=128"])
+    for widths, differs in (("widths=[1]", False), ("widths=[1,8]", True)):
+        found = []
+        for window in (0.0, 0.1):
+            out = tmp_path / f"{widths}-{window}"
+            train(short.override([widths, f"sign_window={window}"]), out, progress=False)
+            found.append(weights(out))
+        same = all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        assert same != differs
+
+
 def test_start_from_a_narrower_network(finished, tmp_path):
     wider = f"net_options.width={2 * SMALL.net_options['width']}"
     recipe = SMALL.override([f"init='{finished[0] / 'model.pt'}'", wider, "widths=[1,8]", "lr=1e-9", "epochs=1"])

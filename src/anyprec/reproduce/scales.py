@@ -34,8 +34,8 @@ class Net:
         return replace(changed, observe=self.observe if changed == plain else 0)
 
     def dedicated(self, bits: int, *more: str, after: Training | None = None) -> Training:
-        # A weight on the loss of the only width would be a change of the learning rate; no other needs a sign window.
-        own = (f"widths=[{bits}]", "width_weights={}", "sign_window=0", *self.dedicated_settings)
+        # A weight on the loss of the only width would be a change of the learning rate.
+        own = (f"widths=[{bits}]", "width_weights={}", *self.dedicated_settings)
         return training(self.recipe, *self.settings, *own, *more, after=after)
 
     def all_dedicated(self) -> dict[int, Training]:

@@ -100,7 +100,8 @@ class Run:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
-        set_sign_window(self.model, recipe.sign_window)
+        # A network of 1 bit alone has nobody to spare, and nothing else that brings its weights near to zero.
+        set_sign_window(self.model, recipe.sign_window if len(recipe.widths) > 1 else 0.0)
         self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
