@@ -12,6 +12,7 @@ from anyprec.errors import AnyprecError, ServeError
 from anyprec.run.model import LAYOUTS
 from anyprec.serve.app import Bounds, make_app
 from anyprec.serve.connection import Patience
+from anyprec.serve.cores import Cores, keep_to, split_cores
 from anyprec.serve.keys import Keys, is_readable_by_all, read_keys
 from anyprec.serve.logs import LEVELS, log, set_up
 from anyprec.serve.models import Models, Settings, named_paths
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--bits", help="hold this width (or mixed profile) instead of adapting it")
     how.add_argument("--threads", type=int, default=1, help="threads of one call (default: 1)")
     how.add_argument("--engines", type=int, default=1, help="batches that run side by side (default: 1)")
+    how.add_argument("--pin", action="store_true", help="a core for HTTP alone: a server that has its cores to itself")
     how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
     how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
     how.add_argument("--warm-up", type=duration, default=3.0, help="time to measure a model in (default: 3s)")
@@ -65,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
         raise ServeError("--tls-key goes with --tls-cert; give both")
     paths = named_paths(args.models)
     keys = read_keys(args.api_key_file, args.control_key_file)
+    cores = split_cores() if args.pin else Cores()
     listener = listen(args.host, args.port)
     with listener:
-        server = build(args, paths, keys, is_local(listener))
+        server = build(args, paths, keys, is_local(listener), cores)
         models = server.app.models
         address = address_of(listener, bool(args.tls_cert))
         warn(args, keys, address, is_local(listener))
@@ -75,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_watch:
             models.watch()
         server.on_ready = lambda: announce(models, address)
+        keep_to(cores.http)
         return run_server(server, listener)
 
 
-def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, local: bool) -> Server:
+def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, local: bool, cores: Cores) -> Server:
     settings = Settings(
         slo_s=args.slo,
         policy="fixed" if args.bits else args.policy,
@@ -86,6 +90,7 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, local: bo
         layout=args.layout,
         threads=args.threads,
         engine_threads=args.engines,
+        cores=cores.engines,
         limits=Limits(max_batch=args.max_batch, max_queue=args.max_queue),
         max_pixels=args.max_pixels,
         memory_budget=args.memory_budget,

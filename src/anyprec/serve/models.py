@@ -20,6 +20,7 @@ from anyprec.errors import AnyprecError, ServeError, TruncatedFile
 from anyprec.format import INPUT, ModelFile
 from anyprec.progress import Progress
 from anyprec.run.model import PackedModel, load
+from anyprec.serve.cores import keep_to
 from anyprec.serve.logs import log
 from anyprec.serve.protocol import Signature, Tensor
 from anyprec.serve.queue import Limits
@@ -41,6 +42,7 @@ class Settings:
     layout: str = "NCHW"
     threads: int = 1  # of one call
     engine_threads: int = 1
+    cores: frozenset[int] | None = None  # that engines keep to; None: any
     limits: Limits = field(default_factory=Limits)
     max_pixels: int = 1 << 20
     memory_budget: int | None = None
@@ -73,6 +75,7 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
         limits=settings.limits,
         engine_threads=settings.engine_threads,
         threads_per_call=settings.threads,
+        cores=settings.cores,
         deliver=deliver,
     )
     with Progress(f"measure {model.name}", unit="cell") as progress:
@@ -134,6 +137,7 @@ class Models:
 
     def load(self, served: Served) -> None:
         """Open the file, new or again; on an error nothing changes, and it is raised."""
+        keep_to(self.settings.cores)  # it is measured where it will run, and so are the threads it starts
         with self._changing:
             before = served.now
             stamp = None

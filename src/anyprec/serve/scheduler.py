@@ -24,6 +24,7 @@ import numpy as np
 
 from anyprec.errors import AnyprecError, Draining, InputError, ServeError
 from anyprec.progress import Progress
+from anyprec.serve.cores import keep_to
 from anyprec.serve.desk import Desk, Refusal, Work, default_margin
 from anyprec.serve.engine import Model, accuracies, bits_of, check_fits, example, time_model
 from anyprec.serve.latency import LatencyTable
@@ -65,7 +66,8 @@ class Scheduler:
     request); a server passes one that hands them all to its event loop in one go.
 
     margin: seconds kept back from every deadline for the answer's way out; set it at any time. None: a tenth of the
-    SLO, at most 5 ms. image_size: (H, W) the table is measured with where the model takes any.
+    SLO, at most 5 ms. cores: that engine threads keep to; None: any. image_size: (H, W) the table is measured with
+    where the model takes any.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Scheduler:
         limits: Limits | None = None,
         engine_threads: int = 1,
         threads_per_call: int = 1,
+        cores: frozenset[int] | None = None,
         margin: float | None = None,
         image_size: tuple[int, int] | None = None,
         deliver: Callable[[list[tuple[Done, Outcome]]], None] = call_each,
@@ -94,6 +97,7 @@ class Scheduler:
         self.threads_per_call = threads_per_call
         self.image_size = image_size
         self._engines = engine_threads
+        self._cores = cores
         self._margin = default_margin(slo) if margin is None else margin
         self._policy = (policy, bits)
         self._lock = threading.Lock()
@@ -252,6 +256,7 @@ class Scheduler:
     # --- Engine threads -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        keep_to(self._cores)
         while True:
             work: Work | None = None
             probe: tuple[str, int] | None = None

@@ -1,0 +1,34 @@
+"""Cores under `--pin`: one for HTTP, the others for engines. Called by cli_serve.py, models.py and scheduler.py.
+
+Left alone, the system may wake the thread that sends an answer on the core where the next batch has just begun; it then
+waits for some milliseconds beside an idle core. What a thread starts keeps to the same cores as itself.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from anyprec.errors import ServeError
+
+
+@dataclass(frozen=True)
+class Cores:
+    http: frozenset[int] | None = None  # None: any
+    engines: frozenset[int] | None = None
+
+
+def split_cores() -> Cores:
+    """Of the cores that this process may use."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ServeError("--pin: this system does not let a process choose its cores; leave it out")
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < 2:
+        raise ServeError("--pin: one core for HTTP and another for engines are needed, there is 1; leave it out")
+    return Cores(frozenset(ours[:1]), frozenset(ours[1:]))
+
+
+def keep_to(cores: frozenset[int] | None) -> None:
+    """The calling thread, from now on; None: any core."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
