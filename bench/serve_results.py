@@ -57,6 +57,12 @@ class Measured:
         paths = [slice_path(self.work, grid_name(load, cv2, policy, turn)) for turn in range(self.rounds)]
         return [read(path) for path in paths if path.exists()]
 
+    def all_slices(self, load: float, cv2: float, policy: str) -> list[Slice]:
+        """Also those that were sent again."""
+        paths = [slice_path(self.work, grid_name(load, cv2, policy, turn)) for turn in range(self.rounds)]
+        again = [other for path in paths for other in sorted(path.parent.glob(again_path(path, "*").name))]
+        return self.slices(load, cv2, policy) + [read(path) for path in again]
+
     def score(self, part: Slice) -> np.ndarray:
         """Percent every answer is worth: 0 or 100 with labels, else what its width is expected to have. (n,)"""
         if self.labels is not None:
@@ -76,6 +82,11 @@ def grid_name(load: float, cv2: float, policy: str, turn: int) -> str:
 
 def slice_path(work: Path, name: str) -> Path:
     return work / "slices" / f"{name}.npz"
+
+
+def again_path(path: Path, attempt: int | str) -> Path:
+    """Of a slice that was sent again."""
+    return path.with_name(f"{path.stem}.again-{attempt}.npz")
 
 
 def save(path: Path, outcome: Outcome, datatype: np.dtype) -> None:
@@ -217,6 +228,12 @@ def verdicts(m: Measured, rows: Sequence[Mapping[str, Any]], simulated: Sequence
     if poisson:
         worst = min(poisson, key=lambda row: row["attainment"])
         text = f"{100 * worst['attainment']:.3f} % at {worst['load']:g} x C8, the worst of {len(poisson)} loads"
+        whole = [
+            np.concatenate([part.outcome.in_time(m.slo_s) for part in m.all_slices(row["load"], 1.0, "adaptive")])
+            for row in poisson
+        ]
+        if (least := min(float(part.mean()) for part in whole)) < worst["attainment"]:
+            text += f"; {100 * least:.3f} % with the slices in which the machine stood still"
         say("adaptive, Poisson, up to 2 x C8: at least 99.9 % in time", text, worst["attainment"] >= 0.999)
     if (0.8, 4.0, "adaptive") in at and (0.8, 4.0, "8") in at:
         ours, theirs = at[0.8, 4.0, "adaptive"], at[0.8, 4.0, "8"]

@@ -109,6 +109,25 @@ def test_ctrl_c_ends_it_too(model_path):
     assert child.returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not let a process choose its cores")
+def test_pin_gives_http_a_core_of_its_own(model_path, monkeypatch, capsys):
+    """Threads that run a model share no core with the one that answers, also those of a model loaded later."""
+    ours = os.sched_getaffinity(0)
+    if len(ours) > 1:
+        with process(str(model_path), "--pin", "--warm-up", "10ms") as (child, port):
+            assert ask(port, "POST", "/v2/repository/models/net/load").status == 200
+            (http,) = os.sched_getaffinity(child.pid)
+            threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
+            apart = [thread for thread in threads if os.sched_getaffinity(thread) == ours - {http}]
+            assert len(apart) >= 2  # the engine and the watcher at least; the BLAS of numpy is older than the option
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert main(["serve", str(model_path), "--port", "0", "--pin"]) == 2
+    assert "there is 1; leave it out" in capsys.readouterr().err
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert main(["serve", str(model_path), "--port", "0", "--pin"]) == 2
+    assert "does not let a process choose its cores" in capsys.readouterr().err
+
+
 def test_the_network_is_warned_of(model_path):
     with process(str(model_path), "--host", "0.0.0.0") as (child, port):
         assert ask(port, "POST", "/v2/models/net/precision", {"bits": 1}).status == 403

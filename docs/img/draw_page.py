@@ -1,0 +1,77 @@
+"""Takes page_desktop.png, page_dark.png and page_phone.png: the server's page in a real browser, during a load step.
+
+python docs/img/draw_page.py NET.apm [SLO_MS] [LOAD_PER_S]; needs selenium, Chromium and its driver. The server gets half
+of the load for 40 s, then twice the load in bursts, and a drawn aeroplane is posted at every width meanwhile.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+HERE = Path(__file__).parent
+CALM_S, BUSY_S = 40, 90
+DESKTOP, PHONE = (1280, 1290), (390, 2450)
+
+
+def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
+    command = [sys.executable, "-m", "anyprec"]
+    serve = [*command, "serve", f"net={file}", "--slo", f"{slo_ms}ms", "--port", "0", "--pin"]
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        browser = None
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split(" on ")[1].split(",")[0]
+            browser = open_browser(url)
+            steps = f"steps:{0.5 * float(load)}@{CALM_S},{2 * float(load)}@{BUSY_S}:2"
+            loading = [*command, "load", url, "--arrivals", steps, "--slo", f"{slo_ms}ms", "--real-time"]
+            with subprocess.Popen(loading, stdout=subprocess.DEVNULL) as generator:
+                time.sleep(CALM_S + 25)
+                browser.find_element(By.ID, "file").send_keys(draw_aeroplane(Path(folder) / "aeroplane.png"))
+                take_pictures(browser)
+                generator.terminate()
+        finally:
+            if browser is not None:
+                browser.quit()
+            server.terminate()
+
+
+def open_browser(url: str) -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    browser.get(url)
+    return browser
+
+
+def take_pictures(browser: webdriver.Chrome) -> None:
+    for name, size, scheme in (("desktop", DESKTOP, "light"), ("dark", DESKTOP, "dark"), ("phone", PHONE, "light")):
+        scheme_is = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme_is})
+        screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": name == "phone"}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        time.sleep(2.5)
+        browser.save_screenshot(str(HERE / f"page_{name}.png"))
+
+
+def draw_aeroplane(path: Path) -> str:
+    sheet = Image.new("RGB", (160, 160), (126, 172, 222))
+    pen = ImageDraw.Draw(sheet)
+    pen.ellipse((18, 70, 142, 92), fill=(236, 238, 240))
+    pen.polygon([(70, 80), (104, 82), (62, 128), (48, 128)], fill=(205, 210, 216))
+    pen.polygon([(66, 74), (92, 73), (64, 42), (52, 42)], fill=(220, 224, 229))
+    pen.polygon([(20, 76), (42, 76), (24, 48), (12, 48)], fill=(196, 60, 52))
+    sheet.save(path)
+    return str(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
