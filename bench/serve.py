@@ -365,7 +365,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="turns of every cell of the grid")
     parser.add_argument("--work", default="build/bench_serve", help="where slices are kept")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"of {','.join(PARTS)}")
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help=f"of {','.join(PARTS)}; '': tables of what was measured"
+    )
     parser.add_argument("--results", help="folder for the tables (default: bench/results; of --quick: in --work)")
     parser.add_argument("--pictures", help="folder for the pictures (default: docs/img; of --quick: in --work)")
     parser.add_argument("--serve", action="append", default=[], metavar="OPTION", help="of `anyprec serve`, as it is")
@@ -374,7 +376,7 @@ def main() -> None:
     try:
         bench.find_target()
         own = bench.answers_of_the_file()
-        for part in args.only.split(","):
+        for part in filter(None, args.only.split(",")):
             getattr(bench, part)()
     finally:
         bench.end()

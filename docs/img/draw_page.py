@@ -1,9 +1,11 @@
 """Takes page_desktop.png, page_dark.png and page_phone.png: the server's page in a real browser, during a load step.
 
-python docs/img/draw_page.py NET.apm [SLO_MS] [LOAD_PER_S]; needs selenium, Chromium and its driver. The server gets half
-of the load for 40 s, then twice the load in bursts, and a drawn aeroplane is posted at every width meanwhile.
+python docs/img/draw_page.py NET.apm [SLO_MS] [LOAD_PER_S]; needs selenium, Chromium and its driver, and a network that
+takes 32 x 32 pixels. It gets half of the load for 40 s, then twice the load in bursts; meanwhile a drawn aeroplane is
+posted at every width.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,13 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 HERE = Path(__file__).parent
 CALM_S, BUSY_S = 40, 90
-DESKTOP, PHONE = (1280, 1290), (390, 2450)
+SIZE = 32, 32  # of the images sent
+DESKTOP, PHONE = (1280, 1230), (390, 2200)
 
 
 def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
@@ -28,13 +32,18 @@ def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
         try:
             assert server.stdout is not None
             url = server.stdout.readline().split(" on ")[1].split(",")[0]
+            os.nice(10)  # the browser shares the machine with the server
             browser = open_browser(url)
             steps = f"steps:{0.5 * float(load)}@{CALM_S},{2 * float(load)}@{BUSY_S}:2"
+            images = Path(folder) / "images.npy"
+            np.save(images, np.random.default_rng(0).integers(0, 256, (64, *SIZE, 3), np.uint8))
             loading = [*command, "load", url, "--arrivals", steps, "--slo", f"{slo_ms}ms", "--real-time"]
+            loading += ["--images", str(images)]
             with subprocess.Popen(loading, stdout=subprocess.DEVNULL) as generator:
                 time.sleep(CALM_S + 25)
                 browser.find_element(By.ID, "file").send_keys(draw_aeroplane(Path(folder) / "aeroplane.png"))
                 take_pictures(browser)
+                assert generator.poll() is None, "the load ended before the pictures were taken"
                 generator.terminate()
         finally:
             if browser is not None:
@@ -69,7 +78,7 @@ def draw_aeroplane(path: Path) -> str:
     pen.polygon([(70, 80), (104, 82), (62, 128), (48, 128)], fill=(205, 210, 216))
     pen.polygon([(66, 74), (92, 73), (64, 42), (52, 42)], fill=(220, 224, 229))
     pen.polygon([(20, 76), (42, 76), (24, 48), (12, 48)], fill=(196, 60, 52))
-    sheet.save(path)
+    sheet.resize(SIZE, Image.Resampling.LANCZOS).save(path)
     return str(path)
 
 
