@@ -121,6 +121,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("input_height", &Model::input_height)
         .def_prop_ro("input_width", &Model::input_width)
         .def_prop_ro("input_channels", &Model::input_channels)
+        .def_prop_ro("image_height", &Model::image_height)
+        .def_prop_ro("image_width", &Model::image_width)
         .def_prop_ro("takes_bytes", &Model::takes_bytes)
         .def_prop_ro("outputs", &Model::outputs)
         .def_prop_ro("panel_bytes", &Model::panel_bytes)

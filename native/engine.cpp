@@ -215,6 +215,12 @@ int Model::input_width() const {
 int Model::input_channels() const {
     return impl_->graph().input_c;
 }
+int Model::image_height() const {
+    return impl_->graph().input_h ? impl_->graph().input_h : impl_->graph().image_h;
+}
+int Model::image_width() const {
+    return impl_->graph().input_w ? impl_->graph().input_w : impl_->graph().image_w;
+}
 bool Model::takes_bytes() const {
     return !impl_->byte_values.empty();
 }

@@ -56,6 +56,7 @@ class Model {
     const std::string &isa() const;
     std::vector<std::string> labels() const;
     int input_height() const, input_width() const, input_channels() const; // 0: free
+    int image_height() const, image_width() const; // that it was made for; 0: free, and the file does not say
     bool takes_bytes() const;
     std::vector<ProfileInfo> profiles() const;
     std::vector<std::string> outputs() const;

@@ -92,6 +92,8 @@ struct Graph {
     int input_h = 0; // 0 where free
     int input_w = 0;
     int input_c = 0;
+    int image_h = 0; // the size it was made for, where it takes others too; 0 where unknown
+    int image_w = 0;
     std::vector<float> image_scale; // C numbers, or empty: uint8 images are not taken
     std::vector<float> image_shift;
     std::vector<std::string> labels;

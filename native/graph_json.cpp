@@ -59,6 +59,8 @@ void GraphParser::parse_input(Value value) {
     graph_.input_w = sizes[1];
     graph_.input_c = sizes[2];
     Value image = input.take("image");
+    if (input.has("size"))
+        parse_image_size(input);
     input.done();
     if (image.is(Type::null))
         return;
@@ -66,6 +68,25 @@ void GraphParser::parse_input(Value value) {
     graph_.image_scale = parse_channels(numbers, "scale");
     graph_.image_shift = parse_channels(numbers, "shift");
     numbers.done();
+}
+
+void GraphParser::parse_image_size(Fields &input) {
+    Value value = input.take("size");
+    int sizes[2] = {0, 0};
+    bool good = value.is(Type::array) && value.size() == 2;
+    int i = 0;
+    if (good)
+        for (Value size : value) {
+            int fixed = i == 0 ? graph_.input_h : graph_.input_w;
+            good = good && size.is(Type::integer) && size.integer() >= 1 && size.integer() < DIMENSION_LIMIT &&
+                   (fixed == 0 || fixed == size.integer());
+            if (good)
+                sizes[i++] = int(size.integer());
+        }
+    if (!good || double(sizes[0]) * sizes[1] * graph_.input_c >= double(COUNT_LIMIT))
+        input.fail("size", "[H, W], each from 1, below 2^31, as the shape allows, and not too large together");
+    graph_.image_h = sizes[0];
+    graph_.image_w = sizes[1];
 }
 
 std::vector<float> GraphParser::parse_channels(Fields &fields, const char *key) const {

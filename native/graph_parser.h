@@ -18,6 +18,7 @@ class GraphParser {
     using Type = Json::Type;
 
     void parse_input(Value value);
+    void parse_image_size(Fields &input);
     std::vector<float> parse_channels(Fields &fields, const char *key) const;
     void parse_labels(Value value);
     void parse_planes(Value value);

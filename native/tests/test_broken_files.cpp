@@ -118,7 +118,11 @@ void test_graph() {
                               "{\"shape\":[1048576,1048576,3],\"image\":null}", "{\"shape\":[4,6,3]}",
                               "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1],\"shift\":[1,1,1]}}",
                               "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1,1e39],\"shift\":[1,1,1]}}",
-                              "{\"shape\":[4,6,4],\"image\":null}"})
+                              "{\"shape\":[4,6,4],\"image\":null}", "{\"shape\":[4,6,3],\"image\":null,\"size\":null}",
+                              "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,6,3]}",
+                              "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,7]}",
+                              "{\"shape\":[null,6,3],\"image\":null,\"size\":[0,6]}",
+                              "{\"shape\":[null,null,3],\"image\":null,\"size\":[1048576,1048576]}"})
         bad(std::string("input ") + input, [&](Builder &b) { b.input = input; });
     for (const char *planes :
          {"[]", "{\"0\":[]}", "{\"9\":[0,1,2,3,4,5,6,7,8]}", "{\"1\":[0,1]}", "{\"1\":[1]}", "{\"2\":[1,0]}",

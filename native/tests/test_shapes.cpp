@@ -112,6 +112,10 @@ void test_free_size() {
     Builder free;
     free.input = R"({"shape":[null,null,3],"image":null})";
     auto file = open_bytes(free.file());
+    expect(file->graph().image_h == 0 && file->graph().image_w == 0, "nothing about the size it was made for");
+    free.input = R"({"shape":[null,6,3],"image":null,"size":[5,6]})";
+    expect(open_bytes(free.file())->graph().image_h == 5 && open_bytes(free.file())->graph().image_w == 6, "made for");
+    free.input = R"({"shape":[null,null,3],"image":null})";
     expect(file->graph().input_h == 0 && infer_shapes(file->graph(), 2, 9, 5).back() == Shape{2, 5, 3, 5}, "free size");
     free.ops = replaced(free.ops, R"({"name":"last","op":"affine","in":["body"]})",
                         R"({"name":"flat","op":"flatten","in":["body"]},{"name":"last","op":"affine","in":["flat"]})");

@@ -33,6 +33,8 @@ class Model:
     input_height: int
     input_width: int
     input_channels: int
+    image_height: int
+    image_width: int
     takes_bytes: bool
     outputs: list[str]
     panel_bytes: int

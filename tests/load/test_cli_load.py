@@ -136,3 +136,8 @@ def test_images_that_do_not_fit(server):
     server.about["inputs"] = [{"name": "input", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
     with pytest.raises(LoadError, match="--images"):
         noise(find(server.url, "net"), 1)
+    server.about["parameters"] = {"image_size": [5, 7]}
+    assert noise(find(server.url, "net"), 2).shape == (2, 3, 5, 7)
+    server.about["parameters"] = {"image_size": "large"}
+    with pytest.raises(LoadError, match="--images"):
+        noise(find(server.url, "net"), 1)

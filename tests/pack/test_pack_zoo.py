@@ -49,6 +49,8 @@ def test_all_widths(agree, name):
     assert set(graph.weights) >= set(any_layers(model))
     free = name not in ("alexnet", "cnn8")  # these two read images of one size
     assert (graph.input_shape == (None, None, 3)) == free
+    maps = name.startswith("deeplab")  # which have no size of their own
+    assert graph.image_size == (tuple(x.shape[2:]) if free and not maps else None)
 
 
 @pytest.mark.parametrize("quantizer, scale", [("nested", "mean"), ("dorefa", "mean"), ("lsq", "learned")])

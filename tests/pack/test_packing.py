@@ -35,7 +35,7 @@ def test_called_as_the_package(model, tmp_path):
     )
     assert anyprec.pack.PackReport is type(report) and anyprec.pack.make_graph is make_graph
     graph = read(path, verify=True)
-    assert (graph.name, graph.input_shape) == ("net", (None, None, 3))
+    assert (graph.name, graph.input_shape, graph.image_size) == ("net", (None, None, 3), tuple(X.shape[2:]))
     assert [(p.name, p.accuracy) for p in graph.profiles] == [("1", 80.0), ("2", None), ("4", None), ("8", 91.0)]
     assert report.file_bytes == path.stat().st_size == report.bytes["8"]
     assert "net, input any x any x 3" in str(report) and report.to_dict()["profiles"] == ("1", "2", "4", "8")

@@ -193,6 +193,8 @@ def test_wishes_that_do_not_fit(model, fakes, tmp_path):
     with pytest.raises(AnyprecError, match="images of any size; say which with --size"):
         bench(Wish(free))
     assert bench(Wish(free, size=9, rounds=1)).size == (9, 9)
+    write(replace(tiny_graph(), input_shape=(None, None, 4), image_size=(7, 8)), free)
+    assert bench(Wish(free, rounds=1)).size == (7, 8)
 
 
 # --- The command ---

@@ -6,6 +6,7 @@ The network of most tests is a linear classifier of the digits, fitted here by l
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -269,12 +270,13 @@ def test_fit_covers_and_cuts_the_middle(size, target, resized, box):
 
 def test_a_free_size_is_kept_or_given(tmp_path, capsys):
     pytest.importorskip("PIL.Image")
-    write(painter(), tmp_path / "net.apm")
     save_image(tmp_path / "a.png", np.zeros((6, 9, 3), np.uint8))
-    given = {"": (6, 9), "--size 4": (4, 4)}
-    for options, size in given.items():
-        found = json.loads(run(capsys, tmp_path / "net.apm", tmp_path / "a.png", "--json", *options.split()))
-        assert found["images"][0]["bits"]["1"]["shape"] == [*size, 2]  # NHWC
+    for made_for in (None, (5, 7)):
+        write(replace(painter(), image_size=made_for), tmp_path / "net.apm")
+        given = {"": made_for or (6, 9), "--size 4": (4, 4)}
+        for options, size in given.items():
+            found = json.loads(run(capsys, tmp_path / "net.apm", tmp_path / "a.png", "--json", *options.split()))
+            assert found["images"][0]["bits"]["1"]["shape"] == [*size, 2]  # NHWC
 
 
 def test_image_files_need_pillow(model, tmp_path, capsys, monkeypatch):

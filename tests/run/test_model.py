@@ -207,7 +207,7 @@ def test_bits_and_profile(net, model):
 
 def test_what_the_file_says_about_itself(net, model):
     assert model.name == "resnet20" and model.labels == net.graph.labels
-    assert model.input_shape == (None, None, 3)
+    assert model.input_shape == (None, None, 3) and model.image_size is None
     assert model.accuracy(4) == 70 and model.accuracy("1") == 55 and model.accuracy(3) is None
     model.bits = 8
     assert model.accuracy() == 90
@@ -444,7 +444,7 @@ def test_an_image_of_the_wrong_size(net, tmp_path):
     graph = replace(net.graph, input_shape=(9, 11, 3), image_scale=None, image_shift=None)
     write(graph, tmp_path / "fixed.apm")
     model = load(tmp_path / "fixed.apm")
-    assert model.input_shape == (9, 11, 3)
+    assert model.input_shape == (9, 11, 3) and model.image_size == (9, 11)
     assert_same(model(net.x, 2, layout="NHWC"), net.wanted["2"])
     for shape in [(1, 11, 9, 3), (1, 9, 12, 3), (2, 1, 1, 3)]:
         with fails(errors.InputError, rf"an input of {shape[0]} images of {shape[1]} x {shape[2]} pixels .* 9 x 11"):

@@ -57,6 +57,7 @@ def test_grey_models_and_free_sizes():
     assert read_image(encoded((30, 20)), signature(-1, -1)).shape == (1, 3, 20, 30)
     assert read_image(encoded((30, 20)), signature(-1, -1, max_pixels=150)).shape == (1, 3, 10, 15)
     assert read_image(encoded((30, 20)), signature(-1, 8)).shape == (1, 3, 20, 8)
+    assert read_image(encoded((30, 20)), signature(-1, -1, image_size=(6, 5))).shape == (1, 3, 6, 5)
 
 
 @pytest.mark.parametrize("raw", [b"", b"GIF89a", b"RIFF....WEBP", b"\x00" * 100, b"<svg/>", b"BM"])

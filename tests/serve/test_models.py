@@ -52,7 +52,7 @@ def test_signature_and_metadata(path):
     _, nhwc, _ = open_model(str(path), Settings(layout="NHWC"))
     assert nhwc.input.shape == (-1, 8, 8, 3)
     _, free, _ = open_model(str(save(path.with_name("free.apm"), size=(None, None))), SETTINGS)
-    assert free.input.shape == (-1, 3, -1, -1)
+    assert free.input.shape == (-1, 3, -1, -1) and free.image_size is None
     assert model.widths == (1, 2, 4, 8)
 
 

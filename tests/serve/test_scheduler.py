@@ -30,6 +30,7 @@ class Fake:
 
     layout = "NCHW"
     takes_uint8 = True
+    made_for = None
 
     def __init__(self, name=0, widths=(1, 2, 4, 8), size=(4, 4), seconds=0.0):
         self.name, self.widths, self.size, self.seconds = name, widths, size, seconds
@@ -45,6 +46,10 @@ class Fake:
     @property
     def input_shape(self):
         return (*self.size, 1)
+
+    @property
+    def image_size(self):
+        return self.made_for
 
     def accuracy(self, bits=None):
         return 90.0 + int(bits)
@@ -491,6 +496,8 @@ def test_examples_fit_the_model():
     free = Fake(size=(None, None))
     free.layout, free.takes_uint8 = "NHWC", False
     assert example(free, (7, 9)).shape == (1, 7, 9, 1) and example(free, None).dtype == np.float32
+    free.made_for = (5, 6)
+    assert example(free, None).shape == (1, 5, 6, 1)
     assert accuracies(Fake()) == {"1": 91.0, "2": 92.0, "4": 94.0, "8": 98.0}
 
 

@@ -103,7 +103,7 @@ def check_keys(record: Any, keys: tuple[str, ...], what: str, optional: Iterable
 
 
 def check_input(record: Any) -> Shape:
-    check_keys(record, ("shape", "image"), "input")
+    check_keys(record, ("shape", "image"), "input", ("size",))
     shape, image = record["shape"], record["image"]
     need(
         isinstance(shape, list)
@@ -113,6 +113,16 @@ def check_input(record: Any) -> Shape:
         and math.prod(size or 1 for size in shape) < MAX_ELEMENTS,
         f"input shape {show(shape)} is not [H, W, C], each from 1 (H and W may be null), below 2^40 numbers in all",
     )
+    if "size" in record:
+        size = record["size"]
+        need(
+            isinstance(size, list)
+            and len(size) == 2
+            and all(is_size(one) for one in size)
+            and math.prod(size) * shape[2] < MAX_ELEMENTS
+            and all(fixed in (None, one) for fixed, one in zip(shape, size, strict=False)),
+            f"input size {show(size)} is not [H, W] that input shape {show(shape)} allows",
+        )
     if image is not None:
         check_keys(image, ("scale", "shift"), "input image")
         for key in ("scale", "shift"):

@@ -126,6 +126,8 @@ def summary(found: dict[str, Any]) -> str:
     state = "complete" if here == complete else f"{here:,} are here so far"
     kinds = Counter(op["op"] for op in found["ops"])
     image = "float images" + (" or uint8" if found["input"]["image"] else "")
+    if "size" in found["input"]:
+        image += f"; made for {by(found['input']['size'])}"
     rows = [
         ("file", f"{found['file']}  ({complete:,} bytes, {state})"),
         ("network", f"{found['name']}  (format {found['format']}, made by {found['made_by'] or 'unknown'})"),

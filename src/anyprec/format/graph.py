@@ -96,6 +96,7 @@ class Graph:
     image_scale: tuple[float, ...] | None = None  # uint8 images become fma(u8, scale, shift), per channel
     image_shift: tuple[float, ...] | None = None
     labels: tuple[str, ...] | None = None
+    image_size: tuple[int, int] | None = None  # H, W it was made for, where input_shape leaves them free
     made_by: str = ""
 
     def profile(self, name: str) -> int:

@@ -21,7 +21,8 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
         "format": FORMAT,
         "name": graph.name,
         "made_by": graph.made_by or f"anyprec {__version__}",
-        "input": {"shape": plain(graph.input_shape, "input_shape"), "image": image},
+        "input": {"shape": plain(graph.input_shape, "input_shape"), "image": image}
+        | ({} if graph.image_size is None else {"size": plain(graph.image_size, "image_size")}),
         "labels": None if graph.labels is None else list(graph.labels),
         "planes": {str(bits): plain(graph.planes[bits], "planes") for bits in sorted(graph.planes)},
         "profiles": [
@@ -75,7 +76,7 @@ def plain(value: Any, what: str) -> Any:
 
 def from_record(record: Mapping[str, Any], weights: Mapping[str, Weight], tables: Mapping[str, np.ndarray]) -> Graph:
     """The Graph of a checked record, with the numbers read from the file."""
-    image = record["input"]["image"]
+    image, size = record["input"]["image"], record["input"].get("size")
     return Graph(
         name=record["name"],
         input_shape=tuple(record["input"]["shape"]),
@@ -88,6 +89,7 @@ def from_record(record: Mapping[str, Any], weights: Mapping[str, Weight], tables
         image_scale=None if image is None else tuple(map(float, image["scale"])),
         image_shift=None if image is None else tuple(map(float, image["shift"])),
         labels=None if record["labels"] is None else tuple(record["labels"]),
+        image_size=None if size is None else tuple(size),
         made_by=record["made_by"],
     )
 

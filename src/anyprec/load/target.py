@@ -42,6 +42,7 @@ class Target:
     output_name: str
     output_datatype: str
     accuracy: Mapping[str, float] = field(default_factory=dict)  # profile -> percent, as the model file notes it
+    image_size: tuple[int, int] | None = None  # H, W it was made for, where our server says so
 
 
 def find(url: str, model: str | None = None, headers: Mapping[str, str] | None = None) -> Target:
@@ -111,6 +112,7 @@ def described(about: Any, **where: Any) -> Target:
             output_name=str(first_out["name"]),
             output_datatype=str(first_out["datatype"]),
             accuracy=accuracies(own),
+            image_size=image_size(own),
         )
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise LoadError(f"{where['path']}: the model's metadata cannot be read ({error!r})") from error
@@ -125,6 +127,13 @@ def accuracies(parameters: Mapping[str, Any]) -> dict[str, float]:
     if not isinstance(noted, dict):
         return {}
     return {str(name): float(value) for name, value in noted.items() if isinstance(value, (int, float))}
+
+
+def image_size(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
+    said = parameters.get("image_size")
+    if not (isinstance(said, list) and len(said) == 2 and all(type(n) is int and 0 < n < 1 << 16 for n in said)):
+        return None
+    return said[0], said[1]
 
 
 def fit(images: np.ndarray, target: Target) -> np.ndarray:
@@ -150,10 +159,13 @@ def matches(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 def noise(target: Target, count: int, seed: int = 0) -> np.ndarray:
     """Random images where none are given: the time a packed model takes does not depend on what is on them."""
-    if any(size < 1 for size in target.shape):
+    one, free = list(target.shape), [axis for axis, size in enumerate(target.shape) if size < 1]
+    if target.image_size is not None and len(free) == 2:  # height comes before width in every layout
+        one[free[0]], one[free[1]] = target.image_size
+    if any(size < 1 for size in one):
         raise LoadError(f"model {target.model} takes images of any size; say which with --images FILE.npy")
     draw = np.random.default_rng(seed)
-    shape = (count, *target.shape)
+    shape = (count, *one)
     if "UINT8" in target.datatypes:
         return draw.integers(0, 256, shape, np.uint8)
     return draw.standard_normal(shape, np.float32)

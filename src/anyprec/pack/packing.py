@@ -24,6 +24,7 @@ from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.pack.edges import Image, check_edges, edge_codes
 from anyprec.pack.fold import fold
 from anyprec.pack.lower import Draft, lower
+from anyprec.pack.steps import Trace
 from anyprec.pack.trace import trace
 from anyprec.train.switch import Setting, any_layers, bits, widths_of
 
@@ -120,6 +121,7 @@ def make_graph(
     channels, height, width = steps.size
     if steps.free:
         height, width = (None if n > 1 else n for n in (height, width))  # type: ignore[assignment]
+    image_size = steps.size[1:] if steps.free and gives_vectors(steps) else None
     outputs = [node.channels for node in draft.nodes if node.name == draft.outputs[0]]
     if labels is not None and outputs != [len(labels)]:
         raise AnyprecError(f"{len(labels)} labels for a network with {outputs[0]} classes; give one for each, in order")
@@ -135,6 +137,7 @@ def make_graph(
         image_scale=scale,
         image_shift=shift,
         labels=None if labels is None else tuple(labels),
+        image_size=image_size,
         made_by=f"anyprec {__version__}",
     )
 
@@ -201,6 +204,11 @@ def rounded(name: str, table: np.ndarray) -> np.ndarray:
         raise UnsupportedOperation(f"the numbers of {name!r} are not finite; the network has NaN in it")
     with np.errstate(over="ignore"):
         return table.astype(np.float32)
+
+
+def gives_vectors(steps: Trace) -> bool:
+    """Not maps: then images of the example's size are what it was made for, whatever else it takes."""
+    return all(step.size[1:] == (1, 1) for step in steps.steps if step.name in steps.outputs)
 
 
 def image_numbers(image: Image | None, channels: int) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:

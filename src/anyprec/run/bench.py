@@ -116,6 +116,7 @@ def chosen_profiles(file: ModelFile, names: Sequence[str]) -> list[GraphProfile]
 def image_size(file: ModelFile, asked: int | None) -> tuple[int, int]:
     height, width, _ = file.graph_json["input"]["shape"]
     if asked is None:
+        height, width = file.graph_json["input"].get("size", (height, width))
         if None in (height, width):
             raise AnyprecError(f"{file.path} takes images of any size; say which with --size, such as --size 224")
         return height, width

@@ -100,6 +100,8 @@ def seen_layout(shape: tuple[int, ...], channels: int) -> str:
 
 def image_file(path: Path, model: PackedModel, size: int | None) -> npt.NDArray[np.uint8]:
     height, width, channels = target(model, size)
+    if model.image_size is not None:
+        height, width = height or model.image_size[0], width or model.image_size[1]
     if not model.takes_uint8:
         raise InputError(
             f"{model.name} does not say how pixels become its input, so image files cannot be used; give float32 "

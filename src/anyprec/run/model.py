@@ -243,6 +243,12 @@ class PackedModel:
         return self._native.input_height or None, self._native.input_width or None, self._native.input_channels
 
     @property
+    def image_size(self) -> tuple[int, int] | None:
+        """H, W of the images it was made for; None where it takes any, and the file does not say."""
+        height, width = self._native.image_height, self._native.image_width
+        return (height, width) if height and width else None
+
+    @property
     def takes_uint8(self) -> bool:
         return self._native.takes_bytes
 

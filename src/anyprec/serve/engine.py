@@ -28,6 +28,9 @@ class Model(Protocol):
     def input_shape(self) -> tuple[int | None, int | None, int]: ...
 
     @property
+    def image_size(self) -> tuple[int, int] | None: ...
+
+    @property
     def takes_uint8(self) -> bool: ...
 
     def accuracy(self, bits: int | str | None = None) -> float | None: ...
@@ -65,7 +68,7 @@ def accuracies(model: Model) -> dict[str, float | None]:
 def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
     """One image for timing, (1, ...) in the model's layout."""
     height, width, channels = model.input_shape
-    rows, columns = size or (32, 32)
+    rows, columns = size or model.image_size or (32, 32)
     height, width = height or rows, width or columns
     shape = (channels, height, width) if model.layout == "NCHW" else (height, width, channels)
     draw = np.random.default_rng(0)

@@ -24,6 +24,8 @@ def read_image(body: bytes, signature: Signature, max_pixels: int = MAX_PIXELS) 
     """(1, C, H, W) or (1, H, W, C) uint8, as the model's layout says."""
     image = open_image(body, max_pixels)
     height, width, channels = target(signature)
+    if signature.image_size is not None:
+        height, width = signature.image_size
     try:
         image = upright_rgb(image, channels)
     except Exception as error:  # Pillow's decoders raise whatever they meet in broken data
@@ -77,7 +79,7 @@ def target(signature: Signature) -> tuple[int, int, int]:
 
 
 def free_size(image: Any, height: int, width: int, max_pixels: int) -> tuple[int, int]:
-    """The model's own size; where that is free the image's, made smaller in proportion if it has too many pixels."""
+    """The size the model was made for; -1: the image's own, made smaller in proportion if it has too many pixels."""
     scale = min(1.0, (max_pixels / (image.width * image.height)) ** 0.5)
     free_height, free_width = max(1, int(image.height * scale)), max(1, int(image.width * scale))
     return (free_height if height == -1 else height), (free_width if width == -1 else width)

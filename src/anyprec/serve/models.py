@@ -292,6 +292,7 @@ def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]]
         layout=settings.layout,
         max_batch=settings.limits.max_batch,
         max_pixels=settings.max_pixels,
+        image_size=model.image_size,
     )
 
 
@@ -336,6 +337,7 @@ def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
             "widths": list(loaded.model.widths),
             "profiles": list(signature.profiles),
             "accuracy": dict(loaded.accuracies),
+            "image_size": None if signature.image_size is None else list(signature.image_size),
             "max_batch": signature.max_batch,
             "slo_ms": settings.slo_s * 1e3,
             "labels": len(signature.labels),

@@ -58,6 +58,7 @@ class Signature:
     layout: str = "NCHW"
     max_batch: int = 32
     max_pixels: int = 1 << 20  # of one image, where the model leaves the size free
+    image_size: tuple[int, int] | None = None  # H, W it was made for, which posted files are brought to
 
     @property
     def datatypes(self) -> tuple[str, ...]:
