@@ -232,7 +232,8 @@ def fitted(m: Measured) -> tuple[dict[str, dict[int, float]], Noise]:
         ways.append(way)
         pauses.append(pause)
     profile, batch, seconds = (np.concatenate(values) for values in zip(*runs, strict=True))
-    each = float(np.median(np.concatenate(pauses)))
+    between = np.concatenate(pauses)
+    each = float(np.median(between)) if len(between) else 0.0
     table = {p: {int(n): ms / 1e3 for n, ms in cells.items()} for p, cells in m.facts["table"]["ms"].items()}
     times: dict[str, dict[int, float]] = {}
     over = []
@@ -309,7 +310,7 @@ def verdicts(m: Measured, rows: Sequence[Mapping[str, Any]], simulated: Sequence
         text = f"{ours['misses']} of {ours['requests']} missed, 8 bit {theirs['misses']}: {ratio:.1f} x fewer"
         say("bursts (CV^2 4) at 0.8 x C8: at least 10 x fewer misses than 8 bit", text, ratio >= 10)
         # The accuracy of each width on the whole test set, by how often it was chosen: a thousand images are too few.
-        lost = sum((ours[f"share_{name}"] or 0.0) * (m.expected["8"] - m.expected[name]) for name in m.policies[1:])
+        lost = sum((ours.get(f"share_{name}") or 0.0) * (m.expected["8"] - m.expected[name]) for name in m.expected)
         text = f"{lost:.2f} points on the test set, by the widths chosen"
         if (here := ours["points_below_8_bit"]) is not None:
             text += f"; {here:.2f} +- {ours['points_below_8_bit_error']:.2f} on the images sent"

@@ -98,7 +98,10 @@ def verdict(m, words):
 def test_verdicts(tmp_path):
     m = measured(tmp_path, {"adaptive": GOOD, "8": EIGHT})
     assert verdict(m, "10 x fewer") == ("yes", "0 of 24 missed, 8 bit 12: 12.0 x fewer")
-    assert verdict(m, "at most 1 point") == ("no", "12.50 points below 8 bit on the same images")
+    said = "on the test set, by the widths chosen; 12.50 +- 6.75 on the images sent"  # one in eight at 1 bit, and wrong
+    assert verdict(m, "at most 1 point") == ("yes", f"1.00 points {said}")
+    m.expected = {"8": 93.0, "1": 84.0}
+    assert verdict(m, "at most 1 point") == ("no", f"1.12 points {said}")
     assert verdict(m, "no fixed width")[0] == "yes"  # 8 bit is more accurate, and late
     assert verdict(m, "at most 10 us") == ("yes", "3.0 us, +- 0.5")
     assert verdict(m, "below 1.5 ms") == ("yes", "0.80 ms")
@@ -116,6 +119,37 @@ def test_noise_leaves_it_open(tmp_path):
     assert verdict(m, "at most 10 us")[0] == "no"
     m = measured(tmp_path / "one", {"adaptive": ([5] * 7 + [30], ["1"] * 8), "8": ([5] * 8, ["8"] * 8)}, rounds=1)
     assert verdict(m, "no fixed width")[0] == ""
+
+
+def test_slices_that_were_sent_again_are_told_apart(tmp_path):
+    m = measured(tmp_path, {"adaptive": GOOD})
+    for turn in range(m.rounds):
+        path = slice_path(tmp_path, grid_name(0.8, 1.0, "adaptive", turn))
+        save(path, outcome(*GOOD, [0] * 8), np.dtype(np.float32))
+    m.bursts = [1.0]
+    assert verdict(m, "Poisson") == ("yes", "100.000 % at 0.8 x C8, the worst of 1 loads")
+    save(serve_results.again_path(path, 0), outcome(*EIGHT, [0] * 8), np.dtype(np.float32))
+    stood = "87.500 % with the slices in which the machine stood still"  # four of 32
+    assert verdict(m, "Poisson") == ("yes", f"100.000 % at 0.8 x C8, the worst of 1 loads; {stood}")
+    assert grid_rows(m)[0]["requests"] == 24
+
+
+def test_the_simulator_gets_the_times_of_the_runs(tmp_path):
+    """Sixteen runs in a slice: 2 ms and, twice, 5 ms; each batch but the first waited 3 ms and began 0.5 ms after."""
+    m = measured(tmp_path, {"8": ([5] * 8, ["8"] * 8)}, rounds=4)
+    m.facts["table"] = {"ms": {"8": {"1": 4.0, "2": 6.0}, "1": {"1": 1.0}}}
+    for turn in range(4):
+        run = np.where(np.arange(16) % 8 == 7, 0.005, 0.002)
+        start = np.cumsum(np.r_[0.003, run[:-1] + 0.0005])
+        part = outcome([5] * 16, ["8"] * 16, [0] * 16)
+        part.run_s, part.queue_s, part.sent = run, np.full(16, 0.003), start - 0.003 - 0.0002
+        part.done = start + run + 0.0002
+        save(slice_path(tmp_path, grid_name(0.8, 4.0, "8", turn)), part, np.dtype(np.float32))
+    times, noise = serve_results.fitted(m)
+    assert times["8"][1] == pytest.approx(0.0025)  # not the table's 4 ms
+    assert times["8"][2] == pytest.approx(0.003 + 0.0005) and times["1"][1] == pytest.approx(0.001 + 0.0005)
+    assert noise.way == pytest.approx((0.0002, 0.0002)) and noise.spread == pytest.approx(0, abs=1e-9)
+    assert noise.hiccup == pytest.approx(0.003) and noise.hiccups == pytest.approx(2 / (14 * 0.002 + 2 * 0.005))
 
 
 def test_a_fixed_width_that_is_better_in_both_is_found(tmp_path):
