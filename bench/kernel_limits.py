@@ -1,11 +1,12 @@
 """How much of the limit of the CPU's vector ports each kernel reaches inside ResNet-50: one image, one thread.
 
-    python bench/kernel_limits.py [--isa avx2] [--bits 1,2,4,8] [--rounds 20]
+    python bench/kernel_limits.py [--isa avx2] [--bits 1,2,4,8] [--rounds 20] | --sums
 
 Every step of a run is timed (PackedModel.steps) and convolutions are summed by kernel, stage and kind of layer. Rounds
 take turns with a chain of multiplications whose cycles are known, which gives the clock. Of the rounds the best tenth
 counts, for steps and clock alike: what else the machine does only ever adds time. Writes
-bench/results/kernel_limits_CPU.csv; rows of instruction sets and widths not measured now stay as they are.
+bench/results/kernel_limits_CPU.csv; rows of instruction sets and widths not measured now stay as they are. --sums
+measures nothing: of the rows that are there, the time of all layers, and what the ports alone would take for them.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ PORTS = {
 }
 
 
+MAKERS = ("intel", "amd")
+
+
 def port_limit(isa: str, kernel: str, maker: str) -> float | None:
     """Products a cycle, none waiting for memory; None where this CPU's ports are not in the table."""
     inner, ports = INNERS[isa].get(kernel), PORTS.get((maker, isa))
@@ -104,7 +108,7 @@ def port_limit(isa: str, kernel: str, maker: str) -> float | None:
 
 
 def maker_of(cpu: str) -> str:
-    return next((maker for maker in ("intel", "amd") if maker in cpu.lower()), "unknown")
+    return next((maker for maker in MAKERS if maker in cpu.lower()), "unknown")
 
 
 # --- The clock --------------------------------------------------------------------------------------------------------
@@ -216,12 +220,39 @@ def save(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(sorted(kept + made, key=lambda row: (str(row["isa"]), int(str(row["bits"])))))
 
 
+def sums(path: Path) -> list[str]:
+    """Lines: milliseconds of all layers at each width, measured, and at the limit of either maker's ports."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [f"{'':16}{'measured':>10}" + "".join(f"{f'at {maker} limit':>18}" for maker in MAKERS) + "  ms"]
+    for isa, bits in dict.fromkeys((row["isa"], row["bits"]) for row in rows):
+        here = [row for row in rows if (row["isa"], row["bits"]) == (isa, bits)]
+        line = f"{isa:8}{bits:>2} bit  {sum(float(row['us']) + float(row['prepare_us']) for row in here) / 1e3:10.1f}"
+        for maker in MAKERS:
+            limits = [port_limit(isa, row["kernel"], maker) for row in here]
+            pairs = list(zip(here, limits, strict=True))
+            least = [
+                float(row["million_products"]) / (limit * float(row["ghz"]))
+                for row, limit in pairs
+                if limit is not None
+            ]
+            line += f"{'unknown':>18}" if None in limits else f"{sum(least):18.1f}"
+        lines.append(line)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", choices=sorted(INNERS), help="default: the best this CPU can run")
     parser.add_argument("--bits", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--sums", action="store_true", help="of the rows that are there; measures nothing")
     args = parser.parse_args()
+    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", cpu_name()).lower()).strip("-")
+    path = RESULTS / f"kernel_limits_{name}.csv"
+    if args.sums:
+        print("\n".join(sums(path)))
+        return
     widths = [int(k) for k in args.bits.split(",")]
     graph, clock = graphs.resnet_graph(50, widths=widths), Clock()
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
@@ -242,8 +273,6 @@ def main() -> None:
             f"{row.bits:2} bit   {row.stage:>6} {row.layer:7}{row.kernel:26}{row.us / 1000:8.2f}"
             f"{row.products_per_ns:13.1f}{limit:>8}{percent:>6}"
         )
-    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", cpu_name()).lower()).strip("-")
-    path = RESULTS / f"kernel_limits_{name}.csv"
     save(path, rows)
     print(f"clock {rows[0].ghz:.2f} GHz; saved {path}")
 

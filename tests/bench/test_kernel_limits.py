@@ -91,3 +91,13 @@ def test_saving_keeps_rows_of_other_widths(tmp_path):
     with open(path, newline="") as file:
         found = [(r["isa"], r["bits"], r["us"]) for r in csv.DictReader(file)]
     assert found == [("avx2", "4", "200.0"), ("avx2", "8", "400.0"), ("avx512", "8", "300.0")]
+
+
+def test_sums_at_the_limit(tmp_path):
+    """346.8 million products at 3 GHz, 24 a cycle (Intel) or 32 (AMD); where one limit is unknown, so is the sum."""
+    path = tmp_path / "limits.csv"
+    save(path, [Row("avx2", 8, "1", "3x3", "vpmaddwd", 3, 346.8, 6000.0, 500.0, 57.8, 3.0, 24.0, 80.0)])
+    _, line = kernel_limits.sums(path)
+    assert line.split() == ["avx2", "8", "bit", "6.5", f"{346.8 / 72:.1f}", f"{346.8 / 96:.1f}"]
+    save(path, [Row("avx2", 4, "1", "3x3", "another", 3, 346.8, 6000.0, 0.0, 57.8, 3.0, None, None)])
+    assert kernel_limits.sums(path)[1].split() == ["avx2", "4", "bit", "6.0", "unknown", "unknown"]
