@@ -3,7 +3,17 @@
 
 enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAll = 31, kAny = 32 };
 
-inline F as_float(const Epilogue &, size_t, int, int, const float *acc) { return load(acc, W); }
+inline F as_float(const Epilogue &, size_t, int, int, const float *acc) {
+    return load(acc, W);
+}
+inline F in_float(const float *acc, const int32_t *) {
+    return load(acc, W);
+}
+// 2 acc + window, or acc.
+template <typename Sum> inline F in_float(const Sum *acc, const int32_t *window) {
+    const I sum = load_sum(acc);
+    return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
+}
 template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, int n, const Sum *acc) {
     I sum = load_sum(acc);
     for (int i = 0; i < e.doublings; ++i)
@@ -13,6 +23,35 @@ template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, 
     if (e.constants)
         sum = add(sum, load(e.constants + e.constant_rows[row] + c, n));
     return to_float(sum);
+}
+
+// Four whole vectors of one row at once: their codes are packed together, and nothing asks where the channels end. From
+// channel c on, as far as that goes; returns the first channel that is left. `windows` is window_factor * window by
+// row.
+template <int Wishes, typename Sum>
+int finish_fours(const Epilogue &e, const int32_t *windows, const Sum *acc, int width, int rows, int channels) {
+    int c = 0;
+    for (; c + 4 * W <= channels; c += 4 * W) {
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+            F y[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v) {
+                const int at = c + W * v;
+                y[v] = in_float(acc + r * width + at, Wishes & kWindow ? windows + r : nullptr);
+                y[v] = fma(y[v], load(e.scale + at, W), load(e.shift + at, W));
+                if (Wishes & kResidual)
+                    y[v] = add(y[v], load(e.residual + r * e.residual_stride + at, W));
+                if (Wishes & kOut)
+                    store(e.out + r * e.out_stride + at, y[v], W);
+                if (Wishes & kCodeScale)
+                    y[v] = fma(y[v], load(e.code_scale + at, W), load(e.code_shift + at, W));
+                y[v] = smaller(larger(y[v], set1(0.0f)), set1(e.levels));
+            }
+            if (Wishes & kCodes)
+                store_codes(e.codes + r * e.codes_stride + c, y[0], y[1], y[2], y[3]);
+        }
+    }
+    return c;
 }
 
 // acc is [rows][width], whole vectors. Channels outside, rows inside: a channel's numbers are loaded once a tile.
@@ -29,7 +68,15 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
         e.codes = Wishes & kCodes ? e.codes : nullptr;
         e.code_scale = Wishes & kCodeScale ? e.code_scale : nullptr;
     }
-    for (int c = 0; c < channels; c += W) {
+    int done = 0;
+    if (Wishes != kAny && e.scale && channels >= 4 * W && rows <= kMaxRows) {
+        int32_t windows[kMaxRows];
+        if (Wishes & kWindow)
+            for (int r = 0; r < rows; ++r)
+                windows[r] = e.window_factor * e.window[r];
+        done = finish_fours<Wishes>(e, windows, acc, width, rows, channels);
+    }
+    for (int c = done; c < channels; c += W) {
         const int n = channels - c;
         const bool scaled = e.scale != nullptr;
         const F scale = scaled ? load(e.scale + c, n) : set1(0.0f), shift = scaled ? load(e.shift + c, n) : scale;

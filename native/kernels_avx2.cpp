@@ -58,6 +58,13 @@ inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
         for (int i = 0; i < n; ++i)
             p[i] = static_cast<uint8_t>(codes >> (8 * i));
 }
+inline void store_codes(uint8_t *p, F a, F b, F c, F d) { // all lie in 0..255
+    const I low = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    const I high = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
+    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packs work on halves
+    const I codes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    _mm256_storeu_si256(reinterpret_cast<I *>(p), codes);
+}
 inline F set1(float x) {
     return _mm256_set1_ps(x);
 }
