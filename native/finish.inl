@@ -25,17 +25,18 @@ template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, 
     return to_float(sum);
 }
 
-// Four whole vectors of one row at once: their codes are packed together, and nothing asks where the channels end. From
-// channel c on, as far as that goes; returns the first channel that is left. `windows` is window_factor * window by
-// row.
-template <int Wishes, typename Sum>
-int finish_fours(const Epilogue &e, const int32_t *windows, const Sum *acc, int width, int rows, int channels) {
-    int c = 0;
-    for (; c + 4 * W <= channels; c += 4 * W) {
+// N whole vectors of one row at once, 4 or 2: their codes are packed together, and nothing asks where the channels end.
+// From channel `first` on, as far as that goes; returns the first channel that is left. `windows` is window_factor *
+// window, by row.
+template <int Wishes, int N, typename Sum>
+int finish_many(const Epilogue &e, const int32_t *windows, const Sum *acc, int width, int rows, int first,
+                int channels) {
+    int c = first;
+    for (; c + N * W <= channels; c += N * W)
         for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
-            F y[4];
+            F y[N];
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; ++v) {
+            for (int v = 0; v < N; ++v) {
                 const int at = c + W * v;
                 y[v] = in_float(acc + r * width + at, Wishes & kWindow ? windows + r : nullptr);
                 y[v] = fma(y[v], load(e.scale + at, W), load(e.shift + at, W));
@@ -48,9 +49,8 @@ int finish_fours(const Epilogue &e, const int32_t *windows, const Sum *acc, int 
                 y[v] = smaller(larger(y[v], set1(0.0f)), set1(e.levels));
             }
             if (Wishes & kCodes)
-                store_codes(e.codes + r * e.codes_stride + c, y[0], y[1], y[2], y[3]);
+                store_codes(e.codes + r * e.codes_stride + c, y);
         }
-    }
     return c;
 }
 
@@ -69,12 +69,13 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
         e.code_scale = Wishes & kCodeScale ? e.code_scale : nullptr;
     }
     int done = 0;
-    if (Wishes != kAny && e.scale && channels >= 4 * W && rows <= kMaxRows) {
+    if (Wishes != kAny && e.scale && channels >= 2 * W && rows <= kMaxRows) {
         int32_t windows[kMaxRows];
         if (Wishes & kWindow)
             for (int r = 0; r < rows; ++r)
                 windows[r] = e.window_factor * e.window[r];
-        done = finish_fours<Wishes>(e, windows, acc, width, rows, channels);
+        done = finish_many<Wishes, 4>(e, windows, acc, width, rows, 0, channels);
+        done = finish_many<Wishes, 2>(e, windows, acc, width, rows, done, channels);
     }
     for (int c = done; c < channels; c += W) {
         const int n = channels - c;

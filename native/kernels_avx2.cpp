@@ -58,12 +58,18 @@ inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
         for (int i = 0; i < n; ++i)
             p[i] = static_cast<uint8_t>(codes >> (8 * i));
 }
-inline void store_codes(uint8_t *p, F a, F b, F c, F d) { // all lie in 0..255
-    const I low = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
-    const I high = _mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
-    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packs work on halves
-    const I codes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
-    _mm256_storeu_si256(reinterpret_cast<I *>(p), codes);
+// Packs work on halves: their dwords hold lanes 0..3 of all vectors, then lanes 4..7.
+inline I packed(I a, I b) {
+    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+inline void store_codes(uint8_t *p, const F (&v)[4]) {
+    const I low = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+    const I high = _mm256_packs_epi32(_mm256_cvtps_epi32(v[2]), _mm256_cvtps_epi32(v[3]));
+    _mm256_storeu_si256(reinterpret_cast<I *>(p), packed(low, high));
+}
+inline void store_codes(uint8_t *p, const F (&v)[2]) {
+    const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_castsi256_si128(packed(words, words)));
 }
 inline F set1(float x) {
     return _mm256_set1_ps(x);
@@ -196,8 +202,9 @@ template <int Largest> struct DotNarrow : DotWide {
     static constexpr int kHold = 32767 / (2 * Largest * Largest), kLanes = W;
     using Total = int32_t;
     static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
-    static void add_to(int32_t *total, I acc) {
-        store(total, add(load(total), _mm256_madd_epi16(acc, _mm256_set1_epi16(1))));
+    template <bool First> static void add_to(int32_t *total, I acc) {
+        const I sums = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
+        store(total, First ? sums : add(load(total), sums));
     }
     template <int R, int V> using Totals = StackTotals<DotNarrow, R, V>;
 };
@@ -292,12 +299,13 @@ template <int Bits> struct LookUp {
     }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return _mm256_add_epi8(acc, _mm256_shuffle_epi8(x, w)); }
-    static void add_to(uint16_t *total, I acc) {
+    template <bool First> static void add_to(uint16_t *total, I acc) {
+        const auto add = [](uint16_t *to, I sums) { store(to, First ? sums : _mm256_add_epi16(load(to), sums)); };
         if constexpr (Bits == 1) {
-            store(total, _mm256_add_epi16(load(total), _mm256_and_si256(acc, _mm256_set1_epi16(0x00ff))));
-            store(total + 16, _mm256_add_epi16(load(total + 16), _mm256_srli_epi16(acc, 8)));
+            add(total, _mm256_and_si256(acc, _mm256_set1_epi16(0x00ff)));
+            add(total + 16, _mm256_srli_epi16(acc, 8));
         } else {
-            store(total, _mm256_add_epi16(load(total), _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201))));
+            add(total, _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201)));
         }
     }
     template <int R, int V> using Totals = StackTotals<LookUp, R, V>;

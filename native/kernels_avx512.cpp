@@ -42,11 +42,19 @@ inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     else
         _mm_mask_storeu_epi8(p, first(n), codes);
 }
-inline void store_codes(uint8_t *p, F a, F b, F c, F d) { // all lie in 0..255
-    const I low = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
-    const I high = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
-    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); // packs work on quarters
-    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)));
+// Packs work on quarters: their dwords hold lanes 0..3 of all vectors, then lanes 4..7, and so on.
+inline I packed(I a, I b) {
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b));
+}
+inline void store_codes(uint8_t *p, const F (&v)[4]) {
+    const I low = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
+    const I high = _mm512_packs_epi32(_mm512_cvtps_epi32(v[2]), _mm512_cvtps_epi32(v[3]));
+    _mm512_storeu_si512(p, packed(low, high));
+}
+inline void store_codes(uint8_t *p, const F (&v)[2]) {
+    const I words = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_castsi512_si256(packed(words, words)));
 }
 inline F set1(float x) {
     return _mm512_set1_ps(x);

@@ -85,7 +85,8 @@ template <int R, int V> struct WholeSums {
 
 // Totals that are touched only now and then live on the stack; sums keep the registers to themselves.
 template <typename Inner, int R, int V> struct StackTotals {
-    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V] = {};
+    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // from the first take on
+    bool empty = true;
 
     ANYPREC_INLINE void take(I (&acc)[R][V]) {
 #if defined(__GNUC__)
@@ -95,9 +96,13 @@ template <typename Inner, int R, int V> struct StackTotals {
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) {
-                Inner::add_to(totals[r] + Inner::kLanes * v, acc[r][v]);
+                if (empty)
+                    Inner::template add_to<true>(totals[r] + Inner::kLanes * v, acc[r][v]);
+                else
+                    Inner::template add_to<false>(totals[r] + Inner::kLanes * v, acc[r][v]);
                 acc[r][v] = I{};
             }
+        empty = false;
     }
     ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
         take(acc);
