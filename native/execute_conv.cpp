@@ -26,6 +26,11 @@ void Run::prepare(const PrepareStep &p) const {
                         kernels.sum(pixel + in * g, in);
         }
     });
+    if (p.to.pixel && p.input == Input::pairs)
+        over_pixels(p.to.pixels, [&](int n, int first, int end) {
+            kernels.pair_offsets(image(p.from, n), p.from.pixel, p.pairs->all.data() + first, end - first, p.steps,
+                                 reinterpret_cast<uint16_t *>(pixels(p.to, n) + p.to.pixel * first));
+        });
 }
 
 namespace {
@@ -135,7 +140,7 @@ void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int fir
     for (int t = first; t < end; ++t) {
         const int row = offsets.first_row[static_cast<size_t>(t)];
         const int rows = offsets.first_row[static_cast<size_t>(t) + 1] - row;
-        tile.offsets = offsets.bytes.data() + static_cast<size_t>(row) * c.taps;
+        tile.offsets = offsets.bytes.data() + offsets.first_offset[static_cast<size_t>(t)];
         // Fetching what is here already costs nothing, so there is always something to fetch.
         const bool more = fetch && ahead + lines <= ahead_end;
         tile.ahead = more ? ahead : tile.panel;
@@ -156,7 +161,7 @@ void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
     for (int t = first; t < end; ++t) {
         const int row = offsets.first_row[static_cast<size_t>(t)];
         d.pixels = offsets.first_row[static_cast<size_t>(t) + 1] - row;
-        d.offsets = offsets.bytes.data() + static_cast<size_t>(row) * c.taps;
+        d.offsets = offsets.bytes.data() + offsets.first_offset[static_cast<size_t>(t)];
         (c.integer ? kernels.depth_codes : kernels.depth_floats)(d);
         advance(d.epilogue, d.pixels);
     }

@@ -61,7 +61,7 @@ inline void advance(Epilogue &e, int rows) {
 
 struct Tile {
     const uint8_t *base;    // the image's prepared input, at the group's first channel
-    const int32_t *offsets; // [taps][rows] bytes from base
+    const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
     int taps, steps;        // steps of the kernel's `group` channels per tap
     const uint8_t *panel;   // the block's weights, in the order taps, steps
     int channels;           // of the block that exist; the rest is padding
@@ -71,9 +71,12 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile &);
 
-// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, or table offsets for a group of
-// channels.
-enum class Input : uint8_t { codes, wide, floats, lookup };
+// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels, or
+// such for two pixels at once, each pair that any two neighbouring outputs meet at a tap in a place of its own.
+enum class Input : uint8_t { codes, wide, floats, lookup, pairs };
+struct PixelPair {
+    int32_t first, second; // input pixel + 1; 0 is the row of zeros
+};
 // What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
 // planes) the upper and the lower bits of a group in neighbouring bytes.
 enum class Coding : uint8_t { centred8, centred16, offset8, floats, lookup, lookup_planes };
@@ -116,6 +119,7 @@ inline size_t step_bytes(const TileKernel &k) {
     case Input::codes:
         return static_cast<size_t>(k.group);
     case Input::lookup:
+    case Input::pairs:
         return 2; // an offset, whatever the group
     case Input::wide:
         return 2 * static_cast<size_t>(k.group);
@@ -188,6 +192,9 @@ struct Kernels {
     void (*finish)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
     // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of one pixel.
     void (*lookup_offsets)(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets);
+    // The pairs input: `zeros` is the row of zeros of an image whose pixels follow it, 1 bit, groups of 4.
+    void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                         uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
     int32_t (*sum)(const uint8_t *codes, int count);
     void (*maximum)(float *best, const float *x, int count); // best = x > best ? x : best

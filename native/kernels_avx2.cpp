@@ -182,6 +182,8 @@ inline I broadcast4(const uint8_t *p) {
 
 #include "tiles.inl"
 
+#include "pairs.inl"
+
 // --- 8 bit: vpmaddwd, two channels a step ----------------------------------------------------------------------------
 
 struct DotWide {
@@ -266,47 +268,40 @@ struct DotThree {
     }
 };
 
-// --- 2 and 1 bit: look-up --------------------------------------------------------------------------------------------
+// --- 2 bit: look-up; 1 bit is in pairs.inl ---------------------------------------------------------------------------
 
 // table[a][w] = sum over four channels of the activation's code in a times the weight's bit in w.
-template <int Bits> struct Products {
-    alignas(64) uint8_t table[1 << (4 * Bits)][16];
+struct Products {
+    alignas(64) uint8_t table[256][16];
     constexpr Products() : table() {
-        for (int a = 0; a < 1 << (4 * Bits); ++a)
+        for (int a = 0; a < 256; ++a)
             for (int w = 0; w < 16; ++w) {
                 int sum = 0;
                 for (int i = 0; i < 4; ++i)
-                    sum += (a >> (i * Bits) & ((1 << Bits) - 1)) * (w >> i & 1);
+                    sum += (a >> (2 * i) & 3) * (w >> i & 1);
                 table[a][w] = static_cast<uint8_t>(sum);
             }
     }
 };
-constexpr Products<1> products1;
-constexpr Products<2> products2;
+constexpr Products products;
 
-// Byte sums hold 255 / (largest entry) steps: 4 per step at 1 bit, 12 at 2 bit. Totals are 16 bit. At 1 bit the even
-// bytes are channels 0..15 of the vector and the odd ones 16..31 (panels.cpp interleaves them); at 2 bit they are the
-// lower and the upper plane of the same channel, and vpmaddubsw gives lower + 2 upper.
-template <int Bits> struct LookUp {
+// Byte sums hold 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel, and vpmaddubsw
+// gives lower + 2 upper. Totals are 16 bit.
+struct LookUp {
     using Vector = I;
     using Code = uint16_t;
     using Total = uint16_t;
-    static constexpr int kHold = Bits == 1 ? 255 / 4 : 255 / 12, kLanes = Bits == 1 ? 32 : 16;
+    static constexpr int kHold = 255 / 12, kLanes = 16;
     static constexpr bool kFetch = false;
     static I input(const uint16_t *in, int s) {
-        const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
-        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table + in[s])));
+        const uint8_t *table = &products.table[0][0] + in[s];
+        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
     }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return _mm256_add_epi8(acc, _mm256_shuffle_epi8(x, w)); }
     template <bool First> static void add_to(uint16_t *total, I acc) {
-        const auto add = [](uint16_t *to, I sums) { store(to, First ? sums : _mm256_add_epi16(load(to), sums)); };
-        if constexpr (Bits == 1) {
-            add(total, _mm256_and_si256(acc, _mm256_set1_epi16(0x00ff)));
-            add(total + 16, _mm256_srli_epi16(acc, 8));
-        } else {
-            add(total, _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201)));
-        }
+        const I sums = _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201));
+        store(total, First ? sums : _mm256_add_epi16(load(total), sums));
     }
     template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
 };
@@ -316,13 +311,12 @@ template <int Bits> struct LookUp {
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
 template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
 
-constexpr Reads groups1 = {Input::lookup, Coding::lookup, 4, 32},
-                groups2 = {Input::lookup, Coding::lookup_planes, 4, 16};
+constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::lookup, Coding::lookup_planes, 4, 16};
 constexpr Reads centred = {Input::codes, Coding::centred8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
 constexpr Reads wide = {Input::wide, Coding::centred16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
-constexpr TileKernel lookup_1bit("vpshufb, 1 bit", groups1, {1, 1, 4 * (65535 / 4)}, tiles<LookUp<1>>, 164);
-constexpr TileKernel lookup_2bit("vpshufb, 2 bit", groups2, {2, 2, 4 * (65535 / 36)}, tiles<LookUp<2>>, 83);
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairLookUp, 8, 4>(), 190);
+constexpr TileKernel lookup_2bit("vpshufb, 2 bit", planes, {2, 2, 4 * (65535 / 36)}, tiles<LookUp>, 83);
 constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centred, {4, 4}, tiles<DotNarrow<15>>, 43);
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centred, {5, 5}, tiles<DotNarrow<31>>, 42);
 constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centred, {6, 6}, tiles<DotNarrow<63>>, 35);
@@ -341,7 +335,7 @@ constexpr Winograd winograd_8bit =
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
 constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,
-                           widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+                           pair_offsets_ymm, widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 

@@ -254,7 +254,7 @@ constexpr Winograd winograd_4bit =
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"avx512", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_zmm,
-                           widen,    sum_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+                           pair_offsets, widen,    sum_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 

@@ -161,9 +161,9 @@ void Builder::too_large(int value, uint64_t bytes) const {
                      std::to_string(bytes >> 20) + " MiB; the engine holds at most 2048, give a smaller image");
 }
 
-Place Builder::make_place(int value, size_t pixel_bytes) {
+Place Builder::make_place(int value, size_t pixel_bytes, int pixels) {
     Place p;
-    p.pixels = shape(value).h * shape(value).w;
+    p.pixels = pixels;
     p.pixel = pixel_bytes;
     p.image = (pixel_bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
     if (p.image >= size_t(1) << 31)
@@ -177,7 +177,8 @@ Place Builder::make_place(int value, size_t pixel_bytes) {
 Place Builder::place(int value) {
     Place &p = plan.places[static_cast<size_t>(value)];
     if (!p.pixel)
-        p = make_place(value, static_cast<size_t>(shape(value).c) * (has_codes(value) ? 1 : 4));
+        p = make_place(value, static_cast<size_t>(shape(value).c) * (has_codes(value) ? 1 : 4),
+                       shape(value).h * shape(value).w);
     return p;
 }
 

@@ -67,6 +67,7 @@ struct ConvStep {
 struct PrepareStep {
     Place from, to, sums; // to.pixel == 0: sums alone
     Input input = Input::codes;
+    std::shared_ptr<const Pairs> pairs; // Input::pairs
     int channels = 0, groups = 1, steps = 0, group = 1, bits = 0, entry = 0;
 };
 

@@ -41,7 +41,7 @@ class Builder {
 
     // Until all lifetimes are known, Place::offset is the number of an object.
     Lifetimes memory;
-    std::map<std::tuple<int, int, int, int>, Place> prepared; // by value, Input, group, bits
+    std::map<std::tuple<int, int, int, int, const Pairs *>, Place> prepared; // by value, Input, group, bits, pairs
     std::map<std::pair<int, int>, Place> summed;              // by value, groups
 
     const Op &op_of(int value) const { return graph.ops[static_cast<size_t>(value - 1)]; }
@@ -67,14 +67,14 @@ class Builder {
     Absorbed absorb(int conv);
     void conv_step(int op);
     void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out);
-    void prepare(ConvStep &conv, int value);
+    void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
     void conv_places(ConvStep &conv, const Absorbed &a, Step &step, int number);
 
     // Memory
     [[noreturn]] void too_large(int value, uint64_t bytes) const;
     Place place(int value);
-    Place make_place(int value, size_t pixel_bytes);
+    Place make_place(int value, size_t pixel_bytes, int pixels);
     size_t scratch(size_t bytes, int step);
     void use(int step, const Place &p) { memory.use(p.offset, step); }
     void write(int number, Step &step, const Place &p); // with its row of zeros

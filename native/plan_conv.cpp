@@ -115,14 +115,15 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
         conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
         if (conv.integer)
-            prepare(conv, value);
+            prepare(conv, value, in, out);
         else
             conv.input = place(value);
         if (winograd)
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
         for (const Block &block : conv.blocks)
             if (!winograd)
-                conv.offsets[block.shift] = taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel);
+                conv.offsets[block.shift] = taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel,
+                                                         kernel.input == Input::pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);
@@ -136,17 +137,20 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
 }
 
 // What a kernel reads instead of the codes, and their sums by pixel; convolutions of one value share them.
-void Builder::prepare(ConvStep &conv, int value) {
+void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &out) {
     const TileKernel &kernel = *conv.kernel;
     const Place from = place(value);
     const bool other_form = kernel.input != Input::codes;
-    const auto form = std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, kernel.max_act_bits);
+    const auto pairs = kernel.input == Input::pairs ? taps.pairs(*conv.op, in, out) : nullptr;
+    const auto form =
+        std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, kernel.max_act_bits, pairs.get());
     const auto sums = std::make_pair(value, conv.groups);
     const bool make_form = other_form && !prepared.count(form), make_sums = kernel.window && !summed.count(sums);
     if (make_form || make_sums) {
         auto p = std::make_shared<PrepareStep>();
         p->from = from;
         p->input = kernel.input;
+        p->pairs = pairs;
         p->channels = shape(value).c;
         p->groups = conv.groups;
         p->steps = conv.steps;
@@ -157,13 +161,13 @@ void Builder::prepare(ConvStep &conv, int value) {
         Step &step = add_step(Step::Kind::prepare, conv.op);
         use(number, from);
         if (make_form) {
-            const size_t pixel = kernel.input == Input::lookup ? 2 * static_cast<size_t>(conv.steps)
-                                                               : 2 * static_cast<size_t>(p->channels);
-            prepared[form] = p->to = make_place(value, pixel);
+            const size_t pixel = 2 * static_cast<size_t>(kernel.input == Input::wide ? p->channels : conv.steps);
+            prepared[form] = p->to =
+                make_place(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h * in.w);
             write(number, step, p->to);
         }
         if (make_sums) {
-            summed[sums] = p->sums = make_place(value, 4 * static_cast<size_t>(conv.groups));
+            summed[sums] = p->sums = make_place(value, 4 * static_cast<size_t>(conv.groups), in.h * in.w);
             write(number, step, p->sums);
         }
         step.prepare = p;

@@ -132,3 +132,17 @@ ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int1
                 ((codes[g] | p1[g] << bits | p2[g] << (2 * bits) | p3[g] << (3 * bits)) & mask) * entry);
     }
 }
+
+// The same for two pixels at a time, 1 bit: the second one's four channels above the first one's.
+[[maybe_unused]] void pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                                   uint16_t *offsets) {
+    const auto bits = [steps](const uint8_t *codes) {
+        return (codes[0] | codes[steps] << 1 | codes[2 * steps] << 2 | codes[3 * steps] << 3) & 15;
+    };
+    for (int i = 0; i < count; ++i) {
+        const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
+        const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);
+        for (int g = 0; g < steps; ++g)
+            *offsets++ = static_cast<uint16_t>((bits(first + g) | bits(second + g) << 4) * 16);
+    }
+}

@@ -1,6 +1,9 @@
 // See taps.h.
 #include "taps.h"
 
+#include <algorithm>
+#include <unordered_map>
+
 namespace anyprec {
 namespace {
 
@@ -30,28 +33,53 @@ std::shared_ptr<const std::vector<int32_t>> Taps::pixels(const Op &op, const Sha
     return entry;
 }
 
-std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel) {
-    std::vector<int> key = geometry(op, in, out);
-    key.push_back(rows);
-    key.push_back(static_cast<int>(pixel));
-    auto &entry = offsets_[key];
+std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Shape &out) {
+    auto &entry = pairs_[geometry(op, in, out)];
     if (entry)
         return entry;
     const auto taps = pixels(op, in, out);
-    const int pixel_count = out.h * out.w, tap_count = op.kernel[0] * op.kernel[1];
-    const int tiles = (pixel_count + rows - 1) / rows; // of rows or rows - 1 each
+    const size_t outputs = static_cast<size_t>(out.h) * out.w, count = static_cast<size_t>(op.kernel[0]) * op.kernel[1];
+    auto made = std::make_shared<Pairs>();
+    made->taps.reserve((outputs + 1) / 2 * count);
+    std::unordered_map<uint64_t, int32_t> numbers{{0, 0}}; // of both pixels in one word
+    for (size_t output = 0; output < outputs; output += 2)
+        for (size_t t = 0; t < count; ++t) {
+            const PixelPair pair = {(*taps)[output * count + t],
+                                    output + 1 < outputs ? (*taps)[(output + 1) * count + t] : 0};
+            const uint64_t word = static_cast<uint64_t>(pair.first) << 32 | static_cast<uint32_t>(pair.second);
+            const auto found = numbers.emplace(word, static_cast<int32_t>(made->all.size()) + 1);
+            if (found.second)
+                made->all.push_back(pair);
+            made->taps.push_back(found.first->second);
+        }
+    entry = made;
+    return entry;
+}
+
+std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
+                                             bool in_pairs) {
+    std::vector<int> key = geometry(op, in, out);
+    key.insert(key.end(), {rows, static_cast<int>(pixel), in_pairs});
+    auto &entry = offsets_[key];
+    if (entry)
+        return entry;
+    const std::vector<int32_t> &taps = in_pairs ? pairs(op, in, out)->taps : *pixels(op, in, out);
+    const int pixel_count = out.h * out.w, tap_count = op.kernel[0] * op.kernel[1], each = in_pairs ? 2 : 1;
+    const int tiles = (pixel_count + rows - 1) / rows;
     auto made = std::make_shared<Offsets>();
-    made->bytes.reserve(taps->size());
+    made->bytes.reserve(taps.size());
+    for (int tile = 0; tile <= tiles; ++tile) // of rows or rows - 1 each; pairs stay together, so there the last is short
+        made->first_row.push_back(in_pairs ? std::min(pixel_count, tile * rows)
+                                           : static_cast<int>(static_cast<int64_t>(pixel_count) * tile / tiles));
     for (int tile = 0; tile < tiles; ++tile) {
-        const int first = static_cast<int>(static_cast<int64_t>(pixel_count) * tile / tiles);
-        const int end = static_cast<int>(static_cast<int64_t>(pixel_count) * (tile + 1) / tiles);
-        made->first_row.push_back(first);
+        const int first = made->first_row[static_cast<size_t>(tile)] / each;
+        const int end = (made->first_row[static_cast<size_t>(tile) + 1] + each - 1) / each;
+        made->first_offset.push_back(made->bytes.size());
         for (int t = 0; t < tap_count; ++t)
             for (int r = first; r < end; ++r)
-                made->bytes.push_back(static_cast<int32_t>((*taps)[static_cast<size_t>(r) * tap_count + t] *
+                made->bytes.push_back(static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] *
                                                            static_cast<int64_t>(pixel)));
     }
-    made->first_row.push_back(pixel_count);
     entry = made;
     return entry;
 }

@@ -10,25 +10,36 @@
 #include <vector>
 
 #include "graph.h"
+#include "kernels.h"
 #include "shapes.h"
 
 namespace anyprec {
 
-// The pixels that every tile of an output size reads, as byte offsets: [tile][tap][row].
+// The pixels that every tile of an output size reads, as byte offsets: [tile][tap][row], or [tile][tap][pair of rows].
 struct Offsets {
     std::vector<int32_t> bytes;
-    std::vector<int> first_row; // of each tile, and the end
+    std::vector<int> first_row;       // of each tile, and the end
+    std::vector<size_t> first_offset; // of each tile, in `bytes`
+};
+
+// What outputs 2k and 2k + 1 of a convolution read together, tap by tap; an odd last output is alone, beside zeros.
+struct Pairs {
+    std::vector<PixelPair> all; // every pair of input pixels once
+    std::vector<int32_t> taps;  // [k][tap]: number of the pair + 1; 0 where both are outside the image
 };
 
 class Taps {
   public:
     // [output pixel][tap]: input pixel + 1, 0 outside the image.
     std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out);
-    // For tiles of at most `rows` output pixels, and `pixel` bytes from one input pixel to the next.
-    std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel);
+    std::shared_ptr<const Pairs> pairs(const Op &op, const Shape &in, const Shape &out);
+    // For tiles of at most `rows` output pixels, and `pixel` bytes from one input pixel, or pair, to the next.
+    std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
+                                           bool in_pairs = false);
 
   private:
     std::map<std::vector<int>, std::shared_ptr<const std::vector<int32_t>>> pixels_; // by geometry
+    std::map<std::vector<int>, std::shared_ptr<const Pairs>> pairs_;
     std::map<std::vector<int>, std::shared_ptr<const Offsets>> offsets_;
 };
 

@@ -1,0 +1,183 @@
+// 1 bit, two pixels a look-up: included by kernels_avx2.cpp after tiles.inl. A vpshufb looks up the sum over four channels,
+// 0 to 4, for 32 output channels; half a byte holds it, so the other half holds that of a second pixel: the table is
+// chosen by the activations of both (256 tables, 4 KB). Three look-ups fit half a byte (12); then the halves part.
+
+// table[a][w] = sum over four channels of a's bits times w's: lower four bits of a in the lower half, upper in the upper.
+struct PairProducts {
+    alignas(64) uint8_t table[256][16];
+    constexpr PairProducts() : table() {
+        for (int a = 0; a < 256; ++a)
+            for (int w = 0; w < 16; ++w) {
+                int sum = 0;
+                for (int i = 0; i < 4; ++i)
+                    sum += (a >> i & w >> i & 1) + 16 * (a >> (i + 4) & w >> i & 1);
+                table[a][w] = static_cast<uint8_t>(sum);
+            }
+    }
+};
+constexpr PairProducts pair_products;
+alignas(32) constexpr uint8_t kLowerHalves[32] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
+                                                  15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
+
+// Keeps gcc from moving what makes x elsewhere, and from making a load part of another instruction: it runs out of
+// registers that way, and a vpshufb that loads takes longer than a load and a vpshufb.
+ANYPREC_INLINE I here(I x) {
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+x"(x));
+#endif
+    return x;
+}
+
+// `first` is the sum of the first pixels, in bytes that hold 255 / 12 = 21 threes. `second` is a sum of 16 bit lanes t >> 4:
+// of a lane with bytes 16 a + b (upper) and 16 c + d, that is 256 a + 16 b + c; what is known from `first` comes off once,
+// at the end, and two bytes of sums are left. That saves an instruction for each three.
+template <int P, int V> struct PairSums {
+    I first[P][V], second[P][V];
+
+    ANYPREC_INLINE PairSums() { clear(); }
+    ANYPREC_INLINE void clear() {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                first[p][v] = second[p][v] = I{};
+    }
+
+    // N steps, 1 to 3.
+    template <int N> ANYPREC_INLINE void add(const uint16_t *const (&in)[P], int s, const uint8_t *panel) {
+        I t[P][V];
+#pragma GCC unroll 3
+        for (int i = 0; i < N; ++i) {
+            I w[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                w[v] = here(load(panel + 32 * (i * V + v)));
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                const uint8_t *table = &pair_products.table[0][0] + in[p][s + i];
+                const I x = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
+#pragma GCC unroll 2
+                for (int v = 0; v < V; ++v) {
+                    const I sum = _mm256_shuffle_epi8(x, w[v]);
+                    t[p][v] = here(i ? _mm256_add_epi8(t[p][v], sum) : sum);
+                }
+            }
+        }
+        const uint8_t *mask = kLowerHalves;
+#if defined(__GNUC__)
+        __asm__("" : "+r"(mask)); // loaded where it is wanted: there is no register for it
+#endif
+        const I lower = here(load(mask));
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                first[p][v] = here(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
+                second[p][v] = here(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
+            }
+    }
+
+    // To totals of 16 bit, a row for each pixel; even bytes are channels 0..15 of the vector, odd ones 16..31.
+    template <bool First> ANYPREC_INLINE void add_to(uint16_t (&totals)[2 * P][32 * V]) {
+        const auto put = [](uint16_t *to, I sums) { store(to, First ? sums : _mm256_add_epi16(load(to), sums)); };
+        const I even = _mm256_set1_epi16(0x00ff);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                const I odd = _mm256_srli_epi16(first[p][v], 8);
+                const I rest = _mm256_sub_epi16(second[p][v], _mm256_slli_epi16(odd, 4));
+                put(totals[2 * p] + 32 * v, _mm256_and_si256(first[p][v], even));
+                put(totals[2 * p] + 32 * v + 16, odd);
+                put(totals[2 * p + 1] + 32 * v, _mm256_and_si256(rest, even));
+                put(totals[2 * p + 1] + 32 * v + 16, _mm256_srli_epi16(rest, 8));
+            }
+        clear();
+    }
+};
+
+template <int P, int V> struct PairTotals {
+    alignas(64) uint16_t totals[2 * P][32 * V]; // from the first take on
+    bool empty = true;
+
+    ANYPREC_INLINE void take(PairSums<P, V> &sums) {
+#if defined(__GNUC__)
+        __asm__ volatile("" : "+m"(totals)); // as in StackTotals
+#endif
+        if (empty)
+            sums.template add_to<true>(totals);
+        else
+            sums.template add_to<false>(totals);
+        empty = false;
+    }
+};
+
+struct PairLookUp {
+    static constexpr int kHold = 255 / 12;
+
+    template <int R, int V> static void tile(const Tile &t) {
+        constexpr int P = (R + 1) / 2; // the last pixel may be alone, beside zeros
+        fetch_next(t.epilogue, R, t.channels);
+        PairTotals<P, V> totals;
+        PairSums<P, V> sums;
+        const uint8_t *panel = t.panel;
+        const int all = t.steps / 3;
+        int room = kHold;
+        for (int tap = 0; tap < t.taps; ++tap) {
+            const uint16_t *in[P];
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p)
+                in[p] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * P + p]);
+            int s = 0, threes = all;
+            while (s < t.steps) {
+                const int now = threes < room ? threes : room;
+                for (int i = 0; i < now; ++i, s += 3, panel += 96 * V)
+                    sums.template add<3>(in, s, panel);
+                threes -= now;
+                room -= now;
+                if (room > 0 && s < t.steps) { // one or two are left
+                    if (s + 2 == t.steps)
+                        sums.template add<2>(in, s, panel);
+                    else
+                        sums.template add<1>(in, s, panel);
+                    panel += 32 * V * (t.steps - s);
+                    s = t.steps;
+                    --room;
+                }
+                if (room == 0) {
+                    totals.take(sums);
+                    room = kHold;
+                }
+            }
+        }
+        totals.take(sums);
+        finish_tile(t.epilogue, totals.totals[0], 32 * V, R, t.channels);
+    }
+};
+
+// Sixteen groups of four channels at once; the last sixteen may overlap those before them. Parts of a pixel that reach
+// past its channels hold anything, meet weights of zero, and are kept out of the other pixel's half.
+inline __m128i group_bits(const uint8_t *codes, int steps) {
+    __m128i bits = _mm_setzero_si128();
+    for (int part = 3; part >= 0; --part) {
+        const uint8_t *from = codes + static_cast<ptrdiff_t>(part) * steps;
+        bits = _mm_or_si128(_mm_add_epi8(bits, bits), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    }
+    return _mm_and_si128(bits, _mm_set1_epi8(15));
+}
+
+void pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                      uint16_t *offsets) {
+    if (steps < 16)
+        return pair_offsets(zeros, pixel, pairs, count, steps, offsets);
+    for (int i = 0; i < count; ++i, offsets += steps) {
+        const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
+        const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);
+        for (int g = 0; g < steps; g += 16) {
+            const int at = g + 16 <= steps ? g : steps - 16;
+            const __m128i upper = _mm_slli_epi16(group_bits(second + at, steps), 4);
+            const I index = _mm256_cvtepu8_epi16(_mm_or_si128(group_bits(first + at, steps), upper));
+            _mm256_storeu_si256(reinterpret_cast<I *>(offsets + at), _mm256_slli_epi16(index, 4));
+        }
+    }
+}
