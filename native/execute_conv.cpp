@@ -11,19 +11,17 @@ namespace anyprec {
 void Run::prepare(const PrepareStep &p) const {
     const int in = p.channels / p.groups;
     over_pixels(p.from.pixels, [&](int n, int first, int end) {
-        const uint8_t *codes = pixels(p.from, n);
+        const uint8_t *codes = pixels(p.from, n) + p.from.pixel * first;
+        uint8_t *to = pixels(p.to, n) + p.to.pixel * first;
         if (p.to.pixel && p.input == Input::wide)
-            kernels.widen(codes + p.from.pixel * first, p.from.pixel * (end - first),
-                          reinterpret_cast<int16_t *>(pixels(p.to, n) + p.to.pixel * first));
-        for (int i = first; i < end; ++i) {
-            const uint8_t *pixel = codes + p.from.pixel * i;
-            if (p.to.pixel && p.input == Input::lookup)
-                kernels.lookup_offsets(pixel, p.steps, p.group, p.bits, p.entry,
-                                       reinterpret_cast<uint16_t *>(pixels(p.to, n) + p.to.pixel * i));
-            if (p.sums.pixel)
-                for (int g = 0; g < p.groups; ++g)
-                    reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * i)[g] =
-                        kernels.sum(pixel + in * g, in);
+            kernels.widen(codes, p.from.pixel * (end - first), reinterpret_cast<int16_t *>(to));
+        if (p.to.pixel && p.input == Input::lookup)
+            kernels.lookup_offsets(codes, p.from.pixel, end - first, p.steps, p.group, p.bits, p.entry,
+                                   reinterpret_cast<uint16_t *>(to));
+        if (p.sums.pixel) {
+            int32_t *sums = reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * first);
+            for (int g = 0; g < p.groups; ++g)
+                kernels.sums(codes + in * g, p.from.pixel, end - first, in, sums + g, p.groups);
         }
     });
     if (p.to.pixel && p.input == Input::pairs)

@@ -6,13 +6,23 @@ enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, k
 inline F as_float(const Epilogue &, size_t, int, int, const float *acc) {
     return load(acc, W);
 }
+// 2 acc + window, or acc; `window` is a number of Sum's own kind.
+inline float window_as(const uint16_t *, int32_t window) {
+    return static_cast<float>(window);
+}
+template <typename Sum> int32_t window_as(const Sum *, int32_t window) {
+    return window;
+}
 inline F in_float(const float *acc, const int32_t *) {
     return load(acc, W);
 }
-// 2 acc + window, or acc.
-template <typename Sum> inline F in_float(const Sum *acc, const int32_t *window) {
+inline F in_float(const int32_t *acc, const int32_t *window) {
     const I sum = load_sum(acc);
     return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
+}
+inline F in_float(const uint16_t *acc, const float *window) { // floats hold all of these exactly, in one instruction less
+    const F sum = to_float(load_sum(acc));
+    return window ? fma(sum, set1(2.0f), set1(*window)) : sum;
 }
 template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, int n, const Sum *acc) {
     I sum = load_sum(acc);
@@ -27,30 +37,42 @@ template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, 
 
 // N whole vectors of one row at once, 4 or 2: their codes are packed together, and nothing asks where the channels end.
 // From channel `first` on, as far as that goes; returns the first channel that is left. `windows` is window_factor *
-// window, by row.
-template <int Wishes, int N, typename Sum>
-int finish_many(const Epilogue &e, const int32_t *windows, const Sum *acc, int width, int rows, int first,
+// window, by row. Negative codes become 0 as they are packed, NaN too.
+template <int Wishes, int N, typename Sum, typename Window>
+int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int width, int rows, int first,
                 int channels) {
+    const F levels = set1(e.levels);
     int c = first;
-    for (; c + N * W <= channels; c += N * W)
+    for (; c + N * W <= channels; c += N * W) {
+        F scale[N], shift[N], code_scale[N], code_shift[N];
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v) {
+            scale[v] = load(e.scale + c + W * v, W);
+            shift[v] = load(e.shift + c + W * v, W);
+            if (Wishes & kCodeScale) {
+                code_scale[v] = load(e.code_scale + c + W * v, W);
+                code_shift[v] = load(e.code_shift + c + W * v, W);
+            }
+        }
         for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
             F y[N];
 #pragma GCC unroll 4
             for (int v = 0; v < N; ++v) {
                 const int at = c + W * v;
                 y[v] = in_float(acc + r * width + at, Wishes & kWindow ? windows + r : nullptr);
-                y[v] = fma(y[v], load(e.scale + at, W), load(e.shift + at, W));
+                y[v] = fma(y[v], scale[v], shift[v]);
                 if (Wishes & kResidual)
                     y[v] = add(y[v], load(e.residual + r * e.residual_stride + at, W));
                 if (Wishes & kOut)
                     store(e.out + r * e.out_stride + at, y[v], W);
                 if (Wishes & kCodeScale)
-                    y[v] = fma(y[v], load(e.code_scale + at, W), load(e.code_shift + at, W));
-                y[v] = smaller(larger(y[v], set1(0.0f)), set1(e.levels));
+                    y[v] = fma(y[v], code_scale[v], code_shift[v]);
+                y[v] = smaller(levels, y[v]);
             }
             if (Wishes & kCodes)
                 store_codes(e.codes + r * e.codes_stride + c, y);
         }
+    }
     return c;
 }
 
@@ -70,10 +92,10 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
     }
     int done = 0;
     if (Wishes != kAny && e.scale && channels >= 2 * W && rows <= kMaxRows) {
-        int32_t windows[kMaxRows];
+        decltype(window_as(acc, 0)) windows[kMaxRows];
         if (Wishes & kWindow)
             for (int r = 0; r < rows; ++r)
-                windows[r] = e.window_factor * e.window[r];
+                windows[r] = window_as(acc, e.window_factor * e.window[r]);
         done = finish_many<Wishes, 4>(e, windows, acc, width, rows, 0, channels);
         done = finish_many<Wishes, 2>(e, windows, acc, width, rows, done, channels);
     }

@@ -190,13 +190,16 @@ struct Kernels {
     void (*depth_floats)(const DepthRow &);
     // y = fma(x, scale, shift) and what follows, over rows of `channels` values; `rows` of them.
     void (*finish)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
-    // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of one pixel.
-    void (*lookup_offsets)(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets);
+    // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of a pixel; `count` of
+    // them, `pixel` bytes from one to the next.
+    void (*lookup_offsets)(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
+                           uint16_t *offsets);
     // The pairs input: `zeros` is the row of zeros of an image whose pixels follow it, 1 bit, groups of 4.
     void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
                          uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
-    int32_t (*sum)(const uint8_t *codes, int count);
+    // sums[i stride] = sum of the first `channels` codes of pixel i, of `count` pixels.
+    void (*sums)(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride);
     void (*maximum)(float *best, const float *x, int count); // best = x > best ? x : best
     void (*maximum_codes)(uint8_t *best, const uint8_t *x, int count);
     void (*accumulate)(float *sum, const float *x, int count);                        // sum += x

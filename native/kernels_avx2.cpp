@@ -145,33 +145,45 @@ inline I quarter(I a) {
 
 #include "winograd.inl"
 
-// 16 offsets at once; see lookup_offsets in rows.inl for what they are. The last 16 may overlap those before them.
-void lookup_offsets_ymm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
-    if (steps < 16 || entry != 16)
-        return lookup_offsets(codes, steps, group, bits, entry, offsets);
-    const I mask = _mm256_set1_epi16(static_cast<int16_t>((1 << (group * bits)) - 1));
-    const __m128i shift = _mm_cvtsi32_si128(bits);
-    for (int g = 0; g < steps; g += 16) {
-        const int at = g + 16 <= steps ? g : steps - 16;
-        I index = _mm256_setzero_si256();
-        for (int part = group - 1; part >= 0; --part) {
-            const uint8_t *from = codes + static_cast<ptrdiff_t>(part) * steps + at;
-            const I code = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-            index = _mm256_or_si256(_mm256_sll_epi16(index, shift), code);
-        }
-        index = _mm256_slli_epi16(_mm256_and_si256(index, mask), 4);
-        _mm256_storeu_si256(reinterpret_cast<I *>(offsets + at), index);
+// Sixteen groups of four channels at once, a byte each; what lies past a pixel's channels meets weights of zero.
+template <int Bits> inline __m128i group_codes(const uint8_t *codes, int steps) {
+    __m128i index = _mm_setzero_si128();
+#pragma GCC unroll 4
+    for (int part = 3; part >= 0; --part) {
+        const uint8_t *from = codes + static_cast<ptrdiff_t>(part) * steps;
+        for (int i = 0; i < Bits; ++i)
+            index = _mm_add_epi8(index, index);
+        index = _mm_or_si128(index, _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
     }
+    return index;
+}
+inline void store_offsets(uint16_t *to, __m128i index) { // to tables of 16 bytes
+    _mm256_storeu_si256(reinterpret_cast<I *>(to), _mm256_slli_epi16(_mm256_cvtepu8_epi16(index), 4));
 }
 
-int32_t sum_ymm(const uint8_t *codes, int count) {
-    I sums = _mm256_setzero_si256(); // four of 64 bit
-    int c = 0;
-    for (; c + 32 <= count; c += 32)
-        sums = _mm256_add_epi64(sums, _mm256_sad_epu8(load(codes + c), _mm256_setzero_si256()));
-    __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
-    return static_cast<int32_t>(_mm_cvtsi128_si64(sum)) + sum_codes(codes + c, count - c);
+// 2 bit; see lookup_offsets in rows.inl. The last sixteen may overlap those before them.
+void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
+                        uint16_t *offsets) {
+    if (steps < 16)
+        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets);
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
+        for (int g = 0; g < steps; g += 16) {
+            const int at = g + 16 <= steps ? g : steps - 16;
+            store_offsets(offsets + at, group_codes<2>(codes + at, steps));
+        }
+}
+
+void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i, codes += pixel) {
+        I four = _mm256_setzero_si256(); // of 64 bit
+        int c = 0;
+        for (; c + 32 <= channels; c += 32)
+            four = _mm256_add_epi64(four, _mm256_sad_epu8(load(codes + c), _mm256_setzero_si256()));
+        __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+        sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
+        const int32_t rest = c < channels ? sum_codes(codes + c, channels - c) : 0;
+        sums[stride * i] = static_cast<int32_t>(_mm_cvtsi128_si64(sum)) + rest;
+    }
 }
 
 inline I broadcast4(const uint8_t *p) {
@@ -315,7 +327,7 @@ constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::
 constexpr Reads centred = {Input::codes, Coding::centred8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
 constexpr Reads wide = {Input::wide, Coding::centred16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
-constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairLookUp, 8, 4>(), 190);
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(), 190);
 constexpr TileKernel lookup_2bit("vpshufb, 2 bit", planes, {2, 2, 4 * (65535 / 36)}, tiles<LookUp>, 83);
 constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centred, {4, 4}, tiles<DotNarrow<15>>, 43);
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centred, {5, 5}, tiles<DotNarrow<31>>, 42);
@@ -335,7 +347,7 @@ constexpr Winograd winograd_8bit =
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
 constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,
-                           pair_offsets_ymm, widen,  sum_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+                           pair_offsets_ymm, widen,  sums_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 

@@ -123,29 +123,38 @@ inline I quarter(I a) {
 
 #include "winograd.inl"
 
-// One pixel at a time, 32 offsets at once; see lookup_offsets in rows.inl for what they are.
-void lookup_offsets_zmm(const uint8_t *codes, int steps, int group, int bits, int entry, uint16_t *offsets) {
-    const I mask = _mm512_set1_epi16(static_cast<int16_t>((1 << (group * bits)) - 1));
-    const __m128i scale = _mm_cvtsi32_si128(entry == 64 ? 6 : 4);
-    for (int g = 0; g < steps; g += 32) {
-        const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
-        I index = _mm512_setzero_si512();
-        for (int part = group - 1; part >= 0; --part) {
-            const I code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(some, codes + part * steps + g));
-            index = _mm512_or_si512(_mm512_sll_epi16(index, _mm_cvtsi32_si128(bits)), code);
+// 32 offsets at once, of six channels of 1 bit or three of 2; see lookup_offsets in rows.inl for what they are.
+template <int Group, int Bits>
+void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets) {
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
+        for (int g = 0; g < steps; g += 32) {
+            const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
+            __m256i index = _mm256_setzero_si256(); // a byte each
+#pragma GCC unroll 6
+            for (int part = Group - 1; part >= 0; --part) {
+                for (int b = 0; b < Bits; ++b)
+                    index = _mm256_add_epi8(index, index);
+                index = _mm256_or_si256(index, _mm256_maskz_loadu_epi8(some, codes + part * steps + g));
+            }
+            index = _mm256_and_si256(index, _mm256_set1_epi8(63));
+            _mm512_mask_storeu_epi16(offsets + g, some, _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6));
         }
-        index = _mm512_sll_epi16(_mm512_and_si512(index, mask), scale);
-        _mm512_mask_storeu_epi16(offsets + g, some, index);
-    }
+}
+void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int, int bits, int,
+                        uint16_t *offsets) {
+    (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
-int32_t sum_zmm(const uint8_t *codes, int count) {
-    I sum = _mm512_setzero_si512();
-    for (int c = 0; c < count; c += 64) {
-        const __mmask64 some = count - c >= 64 ? ~0ull : (1ull << (count - c)) - 1;
-        sum = _mm512_add_epi64(sum, _mm512_sad_epu8(_mm512_maskz_loadu_epi8(some, codes + c), _mm512_setzero_si512()));
+void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i, codes += pixel) {
+        I sum = _mm512_setzero_si512();
+        for (int c = 0; c < channels; c += 64) {
+            const __mmask64 some = channels - c >= 64 ? ~0ull : (1ull << (channels - c)) - 1;
+            const I part = _mm512_maskz_loadu_epi8(some, codes + c);
+            sum = _mm512_add_epi64(sum, _mm512_sad_epu8(part, _mm512_setzero_si512()));
+        }
+        sums[stride * i] = static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
     }
-    return static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
 }
 
 inline I broadcast4(const uint8_t *p) {
@@ -254,7 +263,7 @@ constexpr Winograd winograd_4bit =
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"avx512", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_zmm,
-                           pair_offsets, widen,    sum_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+                           pair_offsets, widen,    sums_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
 
 } // namespace
 

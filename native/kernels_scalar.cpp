@@ -89,7 +89,7 @@ constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLan
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
 constexpr Kernels table = {"scalar", integer,   &float_dot, depth_codes,   depth_floats, finish_rows, lookup_offsets,
-                           pair_offsets, widen,    sum_codes, maximum,    maximum_codes, accumulate,   mix};
+                           pair_offsets, widen,    sums, maximum,    maximum_codes, accumulate,   mix};
 
 } // namespace
 

@@ -78,8 +78,8 @@ template <int P, int V> struct PairSums {
     }
 
     // To totals of 16 bit, a row for each pixel; even bytes are channels 0..15 of the vector, odd ones 16..31.
-    template <bool First> ANYPREC_INLINE void add_to(uint16_t (&totals)[2 * P][32 * V]) {
-        const auto put = [](uint16_t *to, I sums) { store(to, First ? sums : _mm256_add_epi16(load(to), sums)); };
+    template <bool Empty> ANYPREC_INLINE void add_to(uint16_t (*totals)[32 * V]) {
+        const auto put = [](uint16_t *to, I sums) { store(to, Empty ? sums : _mm256_add_epi16(load(to), sums)); };
         const I even = _mm256_set1_epi16(0x00ff);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
@@ -92,42 +92,34 @@ template <int P, int V> struct PairSums {
                 put(totals[2 * p + 1] + 32 * v, _mm256_and_si256(rest, even));
                 put(totals[2 * p + 1] + 32 * v + 16, _mm256_srli_epi16(rest, 8));
             }
+    }
+    ANYPREC_INLINE void move_to(uint16_t (*totals)[32 * V], bool &empty) {
+        if (empty)
+            add_to<true>(totals);
+        else
+            add_to<false>(totals);
+        empty = false;
         clear();
     }
 };
 
-template <int P, int V> struct PairTotals {
-    alignas(64) uint16_t totals[2 * P][32 * V]; // from the first take on
-    bool empty = true;
+template <int R, int V> struct PairLookUp {
+    static constexpr int kHold = 255 / 12, kAtOnce = V == 1 ? 4 : 2; // pairs, as far as registers go
+    static constexpr int kPairs = (R + 1) / 2;                       // the last pixel may be alone, beside zeros
+    using Totals = uint16_t[32 * V];
 
-    ANYPREC_INLINE void take(PairSums<P, V> &sums) {
-#if defined(__GNUC__)
-        __asm__ volatile("" : "+m"(totals)); // as in StackTotals
-#endif
-        if (empty)
-            sums.template add_to<true>(totals);
-        else
-            sums.template add_to<false>(totals);
-        empty = false;
-    }
-};
-
-struct PairLookUp {
-    static constexpr int kHold = 255 / 12;
-
-    template <int R, int V> static void tile(const Tile &t) {
-        constexpr int P = (R + 1) / 2; // the last pixel may be alone, beside zeros
-        fetch_next(t.epilogue, R, t.channels);
-        PairTotals<P, V> totals;
+    // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
+    template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
         PairSums<P, V> sums;
         const uint8_t *panel = t.panel;
         const int all = t.steps / 3;
         int room = kHold;
+        bool empty = true;
         for (int tap = 0; tap < t.taps; ++tap) {
             const uint16_t *in[P];
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p)
-                in[p] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * P + p]);
+                in[p] = reinterpret_cast<const uint16_t *>(t.base + t.offsets[tap * kPairs + first + p]);
             int s = 0, threes = all;
             while (s < t.steps) {
                 const int now = threes < room ? threes : room;
@@ -145,27 +137,30 @@ struct PairLookUp {
                     --room;
                 }
                 if (room == 0) {
-                    totals.take(sums);
+                    sums.move_to(totals, empty);
                     room = kHold;
                 }
             }
         }
-        totals.take(sums);
-        finish_tile(t.epilogue, totals.totals[0], 32 * V, R, t.channels);
+        sums.move_to(totals, empty);
+    }
+
+    static void tile(const Tile &t) {
+        fetch_next(t.epilogue, R, t.channels);
+        alignas(64) Totals totals[2 * kPairs];
+        constexpr int kLast = kPairs % kAtOnce;
+        for (int first = 0; first + kAtOnce <= kPairs; first += kAtOnce)
+            sum<kAtOnce>(t, first, totals + 2 * first);
+        if constexpr (kLast != 0)
+            sum<kLast>(t, kPairs - kLast, totals + 2 * (kPairs - kLast));
+        finish_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
     }
 };
+struct PairTiles { // as tiles_of wants them
+    template <int R, int V> static constexpr TileFunction tile = PairLookUp<R, V>::tile;
+};
 
-// Sixteen groups of four channels at once; the last sixteen may overlap those before them. Parts of a pixel that reach
-// past its channels hold anything, meet weights of zero, and are kept out of the other pixel's half.
-inline __m128i group_bits(const uint8_t *codes, int steps) {
-    __m128i bits = _mm_setzero_si128();
-    for (int part = 3; part >= 0; --part) {
-        const uint8_t *from = codes + static_cast<ptrdiff_t>(part) * steps;
-        bits = _mm_or_si128(_mm_add_epi8(bits, bits), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-    }
-    return _mm_and_si128(bits, _mm_set1_epi8(15));
-}
-
+// As lookup_offsets_ymm. What lies past a pixel's channels is kept out of the other pixel's half.
 void pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
                       uint16_t *offsets) {
     if (steps < 16)
@@ -175,9 +170,9 @@ void pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs
         const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);
         for (int g = 0; g < steps; g += 16) {
             const int at = g + 16 <= steps ? g : steps - 16;
-            const __m128i upper = _mm_slli_epi16(group_bits(second + at, steps), 4);
-            const I index = _mm256_cvtepu8_epi16(_mm_or_si128(group_bits(first + at, steps), upper));
-            _mm256_storeu_si256(reinterpret_cast<I *>(offsets + at), _mm256_slli_epi16(index, 4));
+            const __m128i lower = _mm_and_si128(group_codes<1>(first + at, steps), _mm_set1_epi8(15));
+            const __m128i upper = _mm_and_si128(group_codes<1>(second + at, steps), _mm_set1_epi8(15));
+            store_offsets(offsets + at, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
         }
     }
 }

@@ -111,26 +111,23 @@ ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int1
     return sum;
 }
 
+[[maybe_unused]] void sums(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i)
+        sums[stride * i] = sum_codes(codes + pixel * i, channels);
+}
+
 // The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
 // the offset inside the table.
-[[maybe_unused]] ANYPREC_VECTORISE void lookup_offsets(const uint8_t *__restrict codes, int steps, int group, int bits, int entry,
-                                      uint16_t *__restrict offsets) {
+[[maybe_unused]] void lookup_offsets(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits,
+                                     int entry, uint16_t *offsets) {
     const int mask = (1 << (group * bits)) - 1;
-    if (group == 6) { // 1 bit, tables of 64
-        const uint8_t *p1 = codes + steps, *p2 = p1 + steps, *p3 = p2 + steps, *p4 = p3 + steps, *p5 = p4 + steps;
-        for (int g = 0; g < steps; ++g)
-            offsets[g] = static_cast<uint16_t>(
-                ((codes[g] | p1[g] << 1 | p2[g] << 2 | p3[g] << 3 | p4[g] << 4 | p5[g] << 5) & mask) * entry);
-    } else if (group == 3) { // 2 bit, tables of 64
-        const uint8_t *p1 = codes + steps, *p2 = p1 + steps;
-        for (int g = 0; g < steps; ++g)
-            offsets[g] = static_cast<uint16_t>(((codes[g] | p1[g] << bits | p2[g] << (2 * bits)) & mask) * entry);
-    } else { // 4 channels, tables of 16
-        const uint8_t *p1 = codes + steps, *p2 = p1 + steps, *p3 = p2 + steps;
-        for (int g = 0; g < steps; ++g)
-            offsets[g] = static_cast<uint16_t>(
-                ((codes[g] | p1[g] << bits | p2[g] << (2 * bits) | p3[g] << (3 * bits)) & mask) * entry);
-    }
+    for (int i = 0; i < count; ++i, codes += pixel)
+        for (int g = 0; g < steps; ++g) {
+            int index = 0;
+            for (int part = group - 1; part >= 0; --part)
+                index = index << bits | codes[part * steps + g];
+            *offsets++ = static_cast<uint16_t>((index & mask) * entry);
+        }
 }
 
 // The same for two pixels at a time, 1 bit: the second one's four channels above the first one's.
