@@ -51,7 +51,8 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     double best_rate = -1;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
-        if (!can_take(kernel, bits) || k > kernel.max_k || ((kernel.input == Input::lookup || kernel.input == Input::pairs) && op.groups > 1))
+        if (!can_take(kernel, bits) || k > kernel.max_k ||
+            ((kernel.input == Input::lookup || kernel.input == Input::pairs) && op.groups > 1))
             continue;
         const int steps = (in + kernel.group - 1) / kernel.group;
         const double rate = kernel.rate * (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *

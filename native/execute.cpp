@@ -32,8 +32,7 @@ void Run::dequantize(const Step &s) const {
         const size_t from = static_cast<size_t>(first) * channels, to = static_cast<size_t>(end) * channels;
         const uint8_t *codes = pixels(s.inputs[0], n);
         float *out = reinterpret_cast<float *>(pixels(s.out, n));
-        for (size_t i = from; i < to; ++i)
-            out[i] = codes[i];
+        kernels.to_floats(codes + from, to - from, out + from);
         Epilogue e;
         e.scale = s.scale.data();
         e.shift = s.shift.data();

@@ -47,6 +47,8 @@ Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
 
 } // namespace
 
+constexpr int kTaps = 32; // of a pool, at once
+
 void Run::max_pool(const Step &s) const {
     const Op &op = *s.op;
     const Shape in = s.input_shapes[0];
@@ -55,22 +57,27 @@ void Run::max_pool(const Step &s) const {
         for (int p = first; p < end; ++p) {
             const int y = p / s.shape.w * op.stride[0] - op.pad[0], x = p % s.shape.w * op.stride[1] - op.pad[1];
             uint8_t *best = pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p);
-            bool fresh = true;
+            const void *taps[kTaps];
+            int count = 0;
+            const auto reduce = [&] { // to the best so far, which is a tap then
+                if (s.codes)
+                    kernels.maximum_codes(best, taps, count, s.shape.c);
+                else
+                    kernels.maximum(reinterpret_cast<float *>(best), taps, count, s.shape.c);
+                taps[0] = best;
+                count = 1;
+            };
             for (int i = 0; i < op.kernel[0]; ++i)
                 for (int j = 0; j < op.kernel[1]; ++j) {
                     const int iy = y + i * op.dilation[0], ix = x + j * op.dilation[1];
                     if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
                         continue;
-                    const uint8_t *tap = pixels(from, n) + from.pixel * (static_cast<size_t>(iy) * in.w + ix);
-                    if (fresh)
-                        std::memcpy(best, tap, from.pixel);
-                    else if (s.codes)
-                        kernels.maximum_codes(best, tap, s.shape.c);
-                    else
-                        kernels.maximum(reinterpret_cast<float *>(best), reinterpret_cast<const float *>(tap),
-                                        s.shape.c);
-                    fresh = false;
+                    if (count == kTaps)
+                        reduce();
+                    taps[count++] = pixels(from, n) + from.pixel * (static_cast<size_t>(iy) * in.w + ix);
                 }
+            if (count)
+                reduce();
         }
     });
 }

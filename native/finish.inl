@@ -20,7 +20,8 @@ inline F in_float(const int32_t *acc, const int32_t *window) {
     const I sum = load_sum(acc);
     return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
 }
-inline F in_float(const uint16_t *acc, const float *window) { // floats hold all of these exactly, in one instruction less
+inline F in_float(const uint16_t *acc,
+                  const float *window) { // floats hold all of these exactly, in one instruction less
     const F sum = to_float(load_sum(acc));
     return window ? fma(sum, set1(2.0f), set1(*window)) : sum;
 }
@@ -139,6 +140,15 @@ template <typename Sum> void finish_tile(const Epilogue &e, const Sum *acc, int 
         wishes = (e.residual ? kResidual : 0) | (e.out ? kOut : 0) | (e.codes ? kCodes : 0) |
                  (e.code_scale ? kCodeScale : 0) | (e.window ? kWindow : 0);
     finishes[wishes](e, acc, width, rows, channels);
+}
+
+void finish_floats(const float *x, size_t stride, int rows, int channels, const Epilogue &whole) {
+    Epilogue e = whole;
+    for (int r = 0; r < rows; r += kMaxRows) {
+        const int some = rows - r < kMaxRows ? rows - r : kMaxRows;
+        finish_tile(e, x + stride * static_cast<size_t>(r), static_cast<int>(stride), some, channels);
+        advance(e, some);
+    }
 }
 
 // What the next tile will read and write, on its way to the cache while this one is computed.

@@ -71,8 +71,8 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile &);
 
-// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels, or
-// such for two pixels at once, each pair that any two neighbouring outputs meet at a tap in a place of its own.
+// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels,
+// or such for two pixels at once, each pair that any two neighbouring outputs meet at a tap in a place of its own.
 enum class Input : uint8_t { codes, wide, floats, lookup, pairs };
 struct PixelPair {
     int32_t first, second; // input pixel + 1; 0 is the row of zeros
@@ -198,10 +198,12 @@ struct Kernels {
     void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
                          uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
+    void (*to_floats)(const uint8_t *codes, size_t count, float *floats);
     // sums[i stride] = sum of the first `channels` codes of pixel i, of `count` pixels.
     void (*sums)(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride);
-    void (*maximum)(float *best, const float *x, int count); // best = x > best ? x : best
-    void (*maximum_codes)(uint8_t *best, const uint8_t *x, int count);
+    // best = the first of `count` taps, then x > best ? x : best for all others in turn. `best` may be a tap.
+    void (*maximum)(float *best, const void *const *taps, int count, int channels);
+    void (*maximum_codes)(uint8_t *best, const void *const *taps, int count, int channels);
     void (*accumulate)(float *sum, const float *x, int count);                        // sum += x
     void (*mix)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
     const Winograd *const *winograd = nullptr; // the best first, ends with nullptr; may be missing altogether

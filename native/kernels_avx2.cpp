@@ -297,8 +297,8 @@ struct Products {
 };
 constexpr Products products;
 
-// Byte sums hold 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel, and vpmaddubsw
-// gives lower + 2 upper. Totals are 16 bit.
+// Byte sums hold 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel, and
+// vpmaddubsw gives lower + 2 upper. Totals are 16 bit.
 struct LookUp {
     using Vector = I;
     using Code = uint16_t;
@@ -346,8 +346,22 @@ constexpr Winograd winograd_8bit =
     winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, true}, 11);
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
-constexpr Kernels table = {"avx2", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_ymm,
-                           pair_offsets_ymm, widen,  sums_ymm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+constexpr Kernels table = {"avx2",
+                           integer,
+                           &float_fma,
+                           depth_codes,
+                           depth_floats,
+                           finish_floats,
+                           lookup_offsets_ymm,
+                           pair_offsets_ymm,
+                           widen,
+                           to_floats,
+                           sums_ymm,
+                           maximum,
+                           maximum_codes,
+                           accumulate,
+                           mix,
+                           winograd};
 
 } // namespace
 

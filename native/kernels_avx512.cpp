@@ -262,8 +262,9 @@ constexpr Winograd winograd_4bit =
     winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, true}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
-constexpr Kernels table = {"avx512", integer, &float_fma, depth_codes,   depth_floats, finish_rows, lookup_offsets_zmm,
-                           pair_offsets, widen,    sums_zmm, maximum,    maximum_codes, accumulate,   mix,         winograd};
+constexpr Kernels table = {"avx512",           integer,      &float_fma, depth_codes, depth_floats, finish_floats,
+                           lookup_offsets_zmm, pair_offsets, widen,      to_floats,   sums_zmm,     maximum,
+                           maximum_codes,      accumulate,   mix,        winograd};
 
 } // namespace
 

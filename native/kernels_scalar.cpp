@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <cmath>
+#include <cstring>
 
 namespace anyprec {
 namespace {
@@ -88,8 +89,9 @@ constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centred16, 1, 
 constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0}, {0, {1}, {multiplies}}, 1);
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
-constexpr Kernels table = {"scalar", integer,   &float_dot, depth_codes,   depth_floats, finish_rows, lookup_offsets,
-                           pair_offsets, widen,    sums, maximum,    maximum_codes, accumulate,   mix};
+constexpr Kernels table = {"scalar",    integer,        &float_dot,    depth_codes, depth_floats,
+                           finish_rows, lookup_offsets, pair_offsets,  widen,       to_floats,
+                           sums,        maximum,        maximum_codes, accumulate,  mix};
 
 } // namespace
 

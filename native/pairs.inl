@@ -1,8 +1,10 @@
-// 1 bit, two pixels a look-up: included by kernels_avx2.cpp after tiles.inl. A vpshufb looks up the sum over four channels,
-// 0 to 4, for 32 output channels; half a byte holds it, so the other half holds that of a second pixel: the table is
-// chosen by the activations of both (256 tables, 4 KB). Three look-ups fit half a byte (12); then the halves part.
+// 1 bit, two pixels a look-up: included by kernels_avx2.cpp after tiles.inl. A vpshufb looks up the sum over four
+// channels, 0 to 4, for 32 output channels; half a byte holds it, so the other half holds that of a second pixel: the
+// table is chosen by the activations of both (256 tables, 4 KB). Three look-ups fit half a byte (12); then the halves
+// part.
 
-// table[a][w] = sum over four channels of a's bits times w's: lower four bits of a in the lower half, upper in the upper.
+// table[a][w] = sum over four channels of a's bits times w's: lower four bits of a in the lower half, upper in the
+// upper.
 struct PairProducts {
     alignas(64) uint8_t table[256][16];
     constexpr PairProducts() : table() {
@@ -28,9 +30,9 @@ ANYPREC_INLINE I here(I x) {
     return x;
 }
 
-// `first` is the sum of the first pixels, in bytes that hold 255 / 12 = 21 threes. `second` is a sum of 16 bit lanes t >> 4:
-// of a lane with bytes 16 a + b (upper) and 16 c + d, that is 256 a + 16 b + c; what is known from `first` comes off once,
-// at the end, and two bytes of sums are left. That saves an instruction for each three.
+// `first` is the sum of the first pixels, in bytes that hold 255 / 12 = 21 threes. `second` is a sum of 16 bit lanes t
+// >> 4: of a lane with bytes 16 a + b (upper) and 16 c + d, that is 256 a + 16 b + c; what is known from `first` comes
+// off once, at the end, and two bytes of sums are left. That saves an instruction for each three.
 template <int P, int V> struct PairSums {
     I first[P][V], second[P][V];
 

@@ -42,7 +42,7 @@ class Builder {
     // Until all lifetimes are known, Place::offset is the number of an object.
     Lifetimes memory;
     std::map<std::tuple<int, int, int, int, const Pairs *>, Place> prepared; // by value, Input, group, bits, pairs
-    std::map<std::pair<int, int>, Place> summed;              // by value, groups
+    std::map<std::pair<int, int>, Place> summed;                             // by value, groups
 
     const Op &op_of(int value) const { return graph.ops[static_cast<size_t>(value - 1)]; }
     const Shape &shape(int value) const { return plan.shapes[static_cast<size_t>(value)]; }

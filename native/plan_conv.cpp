@@ -122,8 +122,8 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
         for (const Block &block : conv.blocks)
             if (!winograd)
-                conv.offsets[block.shift] = taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel,
-                                                         kernel.input == Input::pairs);
+                conv.offsets[block.shift] =
+                    taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel, kernel.input == Input::pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);

@@ -1,7 +1,7 @@
 // The float half of every kernel, written once over a vector type `F` (and its integer partner `I`) that the including
 // kernels_<isa>.cpp has defined in its own namespace: W lanes, load and store of the first n lanes, fma, add, larger
-// (a > b ? a : b, as maxps does), smaller, to_float. So all instruction sets compute the same expressions; lanes never mix.
-// Included inside an anonymous namespace: each instruction set must keep its own copy.
+// (a > b ? a : b, as maxps does), smaller, to_float. So all instruction sets compute the same expressions; lanes never
+// mix. Included inside an anonymous namespace: each instruction set must keep its own copy.
 
 // y -> clip, residual, clip, memory, codes: what Epilogue says, for lanes c .. c+n of one row.
 inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
@@ -36,7 +36,7 @@ inline void finish_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
     finish_float(e, row, c, n, to_float(acc));
 }
 
-void finish_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
+[[maybe_unused]] void finish_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
     for (int row = 0; row < rows; ++row)
         for (int c = 0; c < channels; c += W)
             finish_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
@@ -69,9 +69,20 @@ void depth_codes(const DepthRow &d) {
         }
 }
 
-void maximum(float *best, const float *x, int count) {
-    for (int c = 0; c < count; c += W)
-        store(best + c, larger(load(x + c, count - c), load(best + c, count - c)), count - c);
+void maximum(float *best, const void *const *taps, int count, int channels) {
+    for (int c = 0; c < channels; c += W) {
+        F y = load(static_cast<const float *>(taps[0]) + c, channels - c);
+        for (int t = 1; t < count; ++t)
+            y = larger(load(static_cast<const float *>(taps[t]) + c, channels - c), y);
+        store(best + c, y, channels - c);
+    }
+}
+
+void to_floats(const uint8_t *codes, size_t count, float *floats) {
+    for (size_t i = 0; i < count; i += W) {
+        const int n = count - i < W ? static_cast<int>(count - i) : W;
+        store(floats + i, to_float(load_codes(codes + i, n)), n);
+    }
 }
 
 void accumulate(float *sum, const float *x, int count) {
@@ -94,9 +105,15 @@ void mix(const float *a, const float *b, float weight, float *out, int count) {
 #define ANYPREC_VECTORISE
 #endif
 
-ANYPREC_VECTORISE void maximum_codes(uint8_t *__restrict best, const uint8_t *__restrict x, int count) {
+ANYPREC_VECTORISE void larger_codes(uint8_t *__restrict best, const uint8_t *__restrict x, int count) {
     for (int c = 0; c < count; ++c)
         best[c] = x[c] > best[c] ? x[c] : best[c];
+}
+void maximum_codes(uint8_t *best, const void *const *taps, int count, int channels) {
+    if (taps[0] != best)
+        std::memcpy(best, taps[0], static_cast<size_t>(channels));
+    for (int t = 1; t < count; ++t)
+        larger_codes(best, static_cast<const uint8_t *>(taps[t]), channels);
 }
 
 ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int16_t *__restrict wide) {

@@ -68,7 +68,8 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
     const int tiles = (pixel_count + rows - 1) / rows;
     auto made = std::make_shared<Offsets>();
     made->bytes.reserve(taps.size());
-    for (int tile = 0; tile <= tiles; ++tile) // of rows or rows - 1 each; pairs stay together, so there the last is short
+    for (int tile = 0; tile <= tiles;
+         ++tile) // of rows or rows - 1 each; pairs stay together, so there the last is short
         made->first_row.push_back(in_pairs ? std::min(pixel_count, tile * rows)
                                            : static_cast<int>(static_cast<int64_t>(pixel_count) * tile / tiles));
     for (int tile = 0; tile < tiles; ++tile) {
@@ -77,8 +78,8 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
         made->first_offset.push_back(made->bytes.size());
         for (int t = 0; t < tap_count; ++t)
             for (int r = first; r < end; ++r)
-                made->bytes.push_back(static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] *
-                                                           static_cast<int64_t>(pixel)));
+                made->bytes.push_back(
+                    static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] * static_cast<int64_t>(pixel)));
     }
     entry = made;
     return entry;
