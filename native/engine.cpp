@@ -356,7 +356,7 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
         if (s.conv) {
             const ConvStep &c = *s.conv;
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
-                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "");
+                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.pooled ? ", pool" : "");
             info.products = int64_t(images.n) * c.out_pixels * c.out_channels * c.taps * c.group_in;
         }
         std::sort(times[i].begin(), times[i].end());

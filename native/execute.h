@@ -16,6 +16,15 @@ void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads 
 // The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
 Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
 
+// Lines first .. end of a max pool's result, out of lines of its input: `from` is line `from_line` of that.
+struct PoolLines {
+    const Op &op;
+    Shape in, out;
+    bool codes;
+    size_t pixel; // bytes, of input and result
+    void run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const;
+};
+
 // One run; everything in it works on whole rows of channels.
 struct Run {
     const Plan &plan;
@@ -40,7 +49,10 @@ struct Run {
     void prepare(const PrepareStep &p) const;
     void conv(const ConvStep &c) const;
     void windows(const ConvStep &c) const;
-    void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const;
+    void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch,
+               float *out = nullptr) const;
+    void pooled_conv(const ConvStep &c) const;
+    void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines) const;
     void depth_tiles(const ConvStep &c, int n, int first, int end) const;
 
     // execute_window.cpp

@@ -3,6 +3,7 @@
 #include "execute.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "winograd.h"
 
@@ -114,8 +115,10 @@ Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int chan
     return e;
 }
 
-// `fetch` asks for the panel that follows this block's to be brought near, a part with each tile.
-void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch) const {
+// `fetch` asks for the panel that follows this block's to be brought near, a part with each tile. `out`, if given, is
+// where the result goes, from the first tile's first pixel on.
+void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch,
+                float *out) const {
     const TileKernel &kernel = *c.kernel;
     const Offsets &offsets = *c.offsets[block.shift];
     const size_t element = kernel.input == Input::codes ? 1 : kernel.input == Input::wide ? 2 : 4;
@@ -133,6 +136,8 @@ void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int fir
     const int32_t *windows = reinterpret_cast<const int32_t *>(arena + c.windows) +
                              (static_cast<size_t>(n) * c.groups + group) * c.out_pixels;
     tile.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], channel);
+    if (out)
+        tile.epilogue.out = out + channel;
     if (c.sums.pixel)
         tile.epilogue.window = windows + offsets.first_row[static_cast<size_t>(first)];
     for (int t = first; t < end; ++t) {
@@ -165,11 +170,55 @@ void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
     }
 }
 
+// Lines first .. end of the pool's result, band by band. Lines of the convolution that two bands read are kept.
+void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines) const {
+    const PooledStep &p = *c.pooled;
+    const Op &op = *p.op;
+    const size_t pixel = 4 * static_cast<size_t>(p.from.c), line = pixel * static_cast<size_t>(p.from.w);
+    const PoolLines pool{op, p.from, p.shape, false, pixel};
+    int have = 0, begin = 0; // lines begin .. have are there
+    for (int y = first; y < end; y += p.band) {
+        const int stop = std::min(end, y + p.band);
+        const int low = std::clamp(y * op.stride[0] - op.pad[0], 0, p.from.h);
+        const int high =
+            std::clamp((stop - 1) * op.stride[0] - op.pad[0] + (op.kernel[0] - 1) * op.dilation[0] + 1, low, p.from.h);
+        if (have > low)
+            std::memmove(lines, lines + line * static_cast<size_t>(low - begin),
+                         line * static_cast<size_t>(have - low));
+        else
+            have = low;
+        for (begin = low; have < high; ++have) {
+            float *out = reinterpret_cast<float *>(lines + line * static_cast<size_t>(have - low));
+            for (int g = 0; g < c.groups; ++g)
+                for (const Block &block : c.blocks) {
+                    const int count = (static_cast<int>(c.offsets[block.shift]->first_row.size()) - 1) / p.from.h;
+                    tiles(c, n, g, block, count * have, count * (have + 1), false, out);
+                }
+        }
+        pool.run(kernels, lines, low, y, stop,
+                 pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w));
+    }
+}
+
+// A task's number is that of its memory, so there are never more tasks in a round than slots.
+void Run::pooled_conv(const ConvStep &c) const {
+    const PooledStep &p = *c.pooled;
+    const int parts = std::min(p.shape.h, std::min(threads.count, p.slots)), total = plan.images * parts;
+    for (int first = 0; first < total; first += p.slots)
+        threads.run(std::min(p.slots, total - first), [&](int task) {
+            const int n = (first + task) / parts, part = (first + task) % parts;
+            pooled_lines(c, n, p.shape.h * part / parts, p.shape.h * (part + 1) / parts,
+                         arena + p.lines + p.bytes * static_cast<size_t>(task));
+        });
+}
+
 void Run::conv(const ConvStep &c) const {
     if (c.sums.pixel)
         windows(c);
     if (c.winograd)
         return run_winograd(c, plan.images, arena, threads);
+    if (c.pooled)
+        return pooled_conv(c);
     // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
     // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
     const size_t panel = c.panel->bytes;

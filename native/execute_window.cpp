@@ -47,38 +47,43 @@ Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
 
 } // namespace
 
-constexpr int kTaps = 32; // of a pool, at once
-
-void Run::max_pool(const Step &s) const {
-    const Op &op = *s.op;
-    const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
-    over_pixels(s.out.pixels, [&](int n, int first, int end) {
-        for (int p = first; p < end; ++p) {
-            const int y = p / s.shape.w * op.stride[0] - op.pad[0], x = p % s.shape.w * op.stride[1] - op.pad[1];
-            uint8_t *best = pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p);
+void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const {
+    constexpr int kTaps = 32; // at once
+    for (int y = first; y < end; ++y)
+        for (int x = 0; x < out.w; ++x, to += pixel) {
             const void *taps[kTaps];
             int count = 0;
             const auto reduce = [&] { // to the best so far, which is a tap then
-                if (s.codes)
-                    kernels.maximum_codes(best, taps, count, s.shape.c);
+                if (codes)
+                    kernels.maximum_codes(to, taps, count, out.c);
                 else
-                    kernels.maximum(reinterpret_cast<float *>(best), taps, count, s.shape.c);
-                taps[0] = best;
+                    kernels.maximum(reinterpret_cast<float *>(to), taps, count, out.c);
+                taps[0] = to;
                 count = 1;
             };
             for (int i = 0; i < op.kernel[0]; ++i)
                 for (int j = 0; j < op.kernel[1]; ++j) {
-                    const int iy = y + i * op.dilation[0], ix = x + j * op.dilation[1];
+                    const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0];
+                    const int ix = x * op.stride[1] - op.pad[1] + j * op.dilation[1];
                     if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
                         continue;
                     if (count == kTaps)
                         reduce();
-                    taps[count++] = pixels(from, n) + from.pixel * (static_cast<size_t>(iy) * in.w + ix);
+                    taps[count++] = from + pixel * (static_cast<size_t>(iy - from_line) * in.w + ix);
                 }
             if (count)
                 reduce();
         }
+}
+
+void Run::max_pool(const Step &s) const {
+    const PoolLines pool{*s.op, s.input_shapes[0], s.shape, s.codes, s.out.pixel};
+    const int parts = threads.count > 1 ? std::min(s.shape.h, threads.count) : 1;
+    threads.run(plan.images * parts, [&](int task) {
+        const int n = task / parts, first = s.shape.h * (task % parts) / parts;
+        const int end = s.shape.h * (task % parts + 1) / parts;
+        pool.run(kernels, pixels(s.inputs[0], n), 0, first, end,
+                 pixels(s.out, n) + s.out.pixel * static_cast<size_t>(first) * static_cast<size_t>(s.shape.w));
     });
 }
 

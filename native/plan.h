@@ -41,7 +41,19 @@ struct WinogradStep {
     int slots = 0;                         // chunks that may be under way at once
     std::vector<int32_t> bias;             // [4][out], or empty
 };
-constexpr int kWinogradSlots = 16; // more threads than that do not help a convolution
+
+// A max pool that alone reads the convolution's result. The two go through an image together, a band of lines at a
+// time: the result of a band stays in the second-level cache, and is never in memory as a whole.
+struct PooledStep {
+    const Op *op = nullptr; // the pool
+    Shape from, shape;      // of the convolution's result, and of the pool's
+    Place out;
+    int band = 0;     // lines of the pool at a time
+    size_t lines = 0; // arena: a band of the convolution's lines for each slot
+    size_t bytes = 0; // of one slot
+    int slots = 0;    // bands that may be under way at once
+};
+constexpr int kSlots = 16; // more threads than that do not help a convolution
 
 struct ConvStep {
     const Op *op = nullptr;
@@ -61,6 +73,7 @@ struct ConvStep {
     Place residual, out, codes;
     int out_channels = 0, out_pixels = 0, out_width = 0, in_width = 0, in_height = 0;
     std::unique_ptr<WinogradStep> winograd; // nullptr: the plain way
+    std::unique_ptr<PooledStep> pooled;     // nullptr: no pool
 };
 
 // Brings a value into the form a kernel reads, and sums its channels.

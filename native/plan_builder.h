@@ -66,7 +66,9 @@ class Builder {
     bool acts_as_clip(int op) const;
     Absorbed absorb(int conv);
     void conv_step(int op);
-    void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out);
+    void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
+    int pool_of(const Absorbed &a, const Shape &out) const;
+    void plan_pool(ConvStep &conv, int pool, const Shape &out);
     void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
     void conv_places(ConvStep &conv, const Absorbed &a, Step &step, int number);

@@ -1,5 +1,6 @@
 // Convolutions of a plan (plan_builder.h): which ops one absorbs, which kernel computes it, what is made ready for that
 // kernel, and where everything lies.
+#include <algorithm>
 #include <map>
 
 #include "choose.h"
@@ -77,7 +78,7 @@ void Builder::conv_step(int number) {
     conv->in_width = in.w;
     conv->in_height = in.h;
     conv->taps_of = taps.pixels(op, in, out);
-    choose_way(*conv, value, in, out);
+    choose_way(*conv, value, in, out, pool_of(a, out));
 
     Epilogue &e = conv->epilogue;
     set_scale(op, out.c, e.scale, e.shift);
@@ -94,8 +95,34 @@ void Builder::conv_step(int number) {
     s.conv = conv;
 }
 
-// Kernel, panel, tables, and the integer half of the epilogue.
-void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out) {
+// The max pool that alone reads the result of a convolution, if the result is too large for the second-level cache; -1
+// if there is none.
+int Builder::pool_of(const Absorbed &a, const Shape &out) const {
+    const int reader = sole_reader(a.value);
+    const bool large = 4 * static_cast<int64_t>(out.h) * out.w * out.c >= 1 << 20;
+    return large && a.quantize < 0 && a.residual < 0 && reader >= 0 &&
+                   graph.ops[static_cast<size_t>(reader)].kind == OpKind::max_pool
+               ? reader
+               : -1;
+}
+
+void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
+    constexpr size_t kBand = 256 << 10; // bytes, about
+    conv.pooled = std::make_unique<PooledStep>();
+    PooledStep &p = *conv.pooled;
+    p.op = &graph.ops[static_cast<size_t>(pool)];
+    p.from = out;
+    p.shape = shape(pool + 1);
+    const size_t line = 4 * static_cast<size_t>(out.w) * out.c;
+    const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
+    p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
+    p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach));
+    p.slots = static_cast<int>(std::min<int64_t>(kSlots, static_cast<int64_t>(plan.images) * p.shape.h));
+    absorbed[static_cast<size_t>(pool)] = true;
+}
+
+// Kernel, panel, tables, and the integer half of the epilogue. `pool` may become a part of it.
+void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
     const Op &op = *conv.op;
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
@@ -104,7 +131,7 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
     if (conv.depthwise) {
         conv.input = place(value);
         conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
-        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel);
+        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels);
     } else {
         conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : kernels.floats;
         const Winograd *winograd = conv.integer ? choose_winograd(kernels, op, bits, in, out, *conv.kernel) : nullptr;
@@ -120,10 +147,14 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
             conv.input = place(value);
         if (winograd)
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
+        const bool in_pairs = kernel.input == Input::pairs;
+        if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
+            plan_pool(conv, pool, out);
+        const int whole = conv.pooled ? out.w : conv.out_pixels; // no tile reaches from one into the next
         for (const Block &block : conv.blocks)
             if (!winograd)
                 conv.offsets[block.shift] =
-                    taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel, kernel.input == Input::pairs);
+                    taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel, whole, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);
@@ -227,7 +258,12 @@ void Builder::conv_places(ConvStep &conv, const Absorbed &a, Step &s, int step) 
         conv.residual = place(a.residual);
         use(step, conv.residual);
     }
-    if (a.store) {
+    if (conv.pooled) {
+        PooledStep &p = *conv.pooled;
+        p.lines = scratch(p.bytes * static_cast<size_t>(p.slots), step);
+        p.out = place(static_cast<int>(p.op - graph.ops.data()) + 1);
+        write(step, s, p.out);
+    } else if (a.store) {
         conv.has_out = true;
         conv.out = place(a.value);
         write(step, s, conv.out);

@@ -1,7 +1,6 @@
 // See taps.h.
 #include "taps.h"
 
-#include <algorithm>
 #include <unordered_map>
 
 namespace anyprec {
@@ -57,24 +56,25 @@ std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Sh
 }
 
 std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                             bool in_pairs) {
+                                             int whole, bool in_pairs) {
     std::vector<int> key = geometry(op, in, out);
-    key.insert(key.end(), {rows, static_cast<int>(pixel), in_pairs});
+    key.insert(key.end(), {rows, static_cast<int>(pixel), whole, in_pairs});
     auto &entry = offsets_[key];
     if (entry)
         return entry;
     const std::vector<int32_t> &taps = in_pairs ? pairs(op, in, out)->taps : *pixels(op, in, out);
     const int pixel_count = out.h * out.w, tap_count = op.kernel[0] * op.kernel[1], each = in_pairs ? 2 : 1;
-    const int tiles = (pixel_count + rows - 1) / rows;
+    const int tiles = (whole + rows - 1) / rows;
     auto made = std::make_shared<Offsets>();
     made->bytes.reserve(taps.size());
-    for (int tile = 0; tile <= tiles;
-         ++tile) // of rows or rows - 1 each; pairs stay together, so there the last is short
-        made->first_row.push_back(in_pairs ? std::min(pixel_count, tile * rows)
-                                           : static_cast<int>(static_cast<int64_t>(pixel_count) * tile / tiles));
-    for (int tile = 0; tile < tiles; ++tile) {
-        const int first = made->first_row[static_cast<size_t>(tile)] / each;
-        const int end = (made->first_row[static_cast<size_t>(tile) + 1] + each - 1) / each;
+    // Of rows or rows - 1 each. Pairs stay together: there the last one is short.
+    for (int start = 0; start < pixel_count; start += whole)
+        for (int tile = 0; tile < tiles; ++tile)
+            made->first_row.push_back(
+                start + (in_pairs ? tile * rows : static_cast<int>(static_cast<int64_t>(whole) * tile / tiles)));
+    made->first_row.push_back(pixel_count);
+    for (size_t tile = 0; tile + 1 < made->first_row.size(); ++tile) {
+        const int first = made->first_row[tile] / each, end = (made->first_row[tile + 1] + each - 1) / each;
         made->first_offset.push_back(made->bytes.size());
         for (int t = 0; t < tap_count; ++t)
             for (int r = first; r < end; ++r)

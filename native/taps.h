@@ -33,9 +33,10 @@ class Taps {
     // [output pixel][tap]: input pixel + 1, 0 outside the image.
     std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out);
     std::shared_ptr<const Pairs> pairs(const Op &op, const Shape &in, const Shape &out);
-    // For tiles of at most `rows` output pixels, and `pixel` bytes from one input pixel, or pair, to the next.
+    // For tiles of at most `rows` output pixels, none of which reaches from one run of `whole` pixels into the next,
+    // and `pixel` bytes from one input pixel, or pair, to the next.
     std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                           bool in_pairs = false);
+                                           int whole, bool in_pairs = false);
 
   private:
     std::map<std::vector<int>, std::shared_ptr<const std::vector<int32_t>>> pixels_; // by geometry

@@ -39,7 +39,7 @@ std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd
     w->sums_position = chunk * widest + 16;
     w->made_bytes = 16 * w->position;
     w->sums_bytes = (16 * 4 * w->sums_position + 63) / 64 * 64 + 64;
-    w->slots = std::min(kWinogradSlots, w->chunks * images * static_cast<int>(conv.blocks.size()));
+    w->slots = std::min(kSlots, w->chunks * images * static_cast<int>(conv.blocks.size()));
     if (kernel.bias)
         for (int32_t sum : conv.panel->bias)
             w->bias.push_back(static_cast<int32_t>(static_cast<uint32_t>(kernel.bias) * static_cast<uint32_t>(sum)));
