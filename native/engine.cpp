@@ -156,27 +156,48 @@ void Model::Impl::check_images(const Images &images) const {
             "this model file does not say how uint8 images become floats; give float32, or pack it with image=");
 }
 
+// One line of pixels, each channel of which `at(channel, x)` gives.
+template <typename At> void fill_line(float *to, int width, int channels, const At &at) {
+    if (channels == 3) {
+        for (int x = 0; x < width; ++x, to += 3) {
+            to[0] = at(0, x);
+            to[1] = at(1, x);
+            to[2] = at(2, x);
+        }
+    } else {
+        for (int x = 0; x < width; ++x)
+            for (int c = 0; c < channels; ++c)
+                *to++ = at(c, x);
+    }
+}
+
 void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *arena) const {
     const Place &place = plan.places[0];
-    const size_t pixels = static_cast<size_t>(place.pixels), channels = static_cast<size_t>(images.c);
+    const Frame &frame = plan.frame;
+    const size_t plane = static_cast<size_t>(images.h) * images.w, channels = static_cast<size_t>(images.c);
+    const size_t line = channels * static_cast<size_t>(images.w), framed = channels * static_cast<size_t>(frame.width);
     for (int n = 0; n < images.n; ++n) {
-        uint8_t *image = arena + place.offset + place.image * static_cast<size_t>(n);
-        std::memset(image, 0, place.pixel);
-        float *to = reinterpret_cast<float *>(image + place.pixel);
-        const size_t from = static_cast<size_t>(n) * pixels * channels;
-        if (images.bytes) {
-            const uint8_t *x = static_cast<const uint8_t *>(images.data) + from;
-            for (size_t c = 0; c < channels; ++c)
-                for (size_t p = 0; p < pixels; ++p)
-                    to[p * channels + c] =
-                        byte_values[c * 256 + (images.channels_first ? x[c * pixels + p] : x[p * channels + c])];
-        } else if (images.channels_first) {
-            const float *x = static_cast<const float *>(images.data) + from;
-            for (size_t c = 0; c < channels; ++c)
-                for (size_t p = 0; p < pixels; ++p)
-                    to[p * channels + c] = x[c * pixels + p];
-        } else {
-            std::memcpy(to, static_cast<const float *>(images.data) + from, 4 * pixels * channels);
+        float *zeros = reinterpret_cast<float *>(arena + place.offset + place.image * static_cast<size_t>(n));
+        float *to = zeros + place.pixel / 4 + framed * static_cast<size_t>(frame.top) + channels * frame.left;
+        float *const end = zeros + place.pixel / 4 * (static_cast<size_t>(place.pixels) + 1);
+        std::fill(zeros, to, 0.0f); // the row of zeros, and the frame down to the first pixel
+        for (int y = 0; y < images.h; ++y, to += framed) {
+            const size_t at = static_cast<size_t>(n) * plane * channels; // of the image
+            const size_t first = at + static_cast<size_t>(y) * (images.channels_first ? images.w : line);
+            const size_t pixel = images.channels_first ? 1 : channels, channel = images.channels_first ? plane : 1;
+            if (images.bytes) {
+                const uint8_t *x = static_cast<const uint8_t *>(images.data) + first;
+                fill_line(to, images.w, images.c, [&](int c, int i) {
+                    return byte_values[static_cast<size_t>(c) * 256 + x[channel * c + pixel * i]];
+                });
+            } else if (images.channels_first) {
+                const float *x = static_cast<const float *>(images.data) + first;
+                fill_line(to, images.w, images.c, [&](int c, int i) { return x[plane * c + i]; });
+            } else {
+                std::memcpy(to, static_cast<const float *>(images.data) + first, 4 * line);
+            }
+            const bool last = y + 1 == images.h;
+            std::fill(to + line, last ? end : to + framed, 0.0f); // to where the next line begins
         }
     }
 }
@@ -357,7 +378,8 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
             const ConvStep &c = *s.conv;
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
                         (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.pooled ? ", pool" : "");
-            info.products = int64_t(images.n) * c.out_pixels * c.out_channels * c.taps * c.group_in;
+            info.products =
+                int64_t(images.n) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }
         std::sort(times[i].begin(), times[i].end());
         info.seconds = times[i].empty() ? 0 : times[i][times[i].size() / 2];

@@ -36,6 +36,7 @@ Plan Builder::build() {
     for (size_t v = 0; v < values; ++v)
         plan.codes.push_back(has_codes(static_cast<int>(v)));
 
+    frame_input();
     use(0, place(0)); // the caller writes it before the first step
     for (size_t i = 0; i < graph.ops.size(); ++i) {
         const OpKind kind = graph.ops[i].kind;

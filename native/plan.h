@@ -84,9 +84,17 @@ struct PrepareStep {
     int channels = 0, groups = 1, steps = 0, group = 1, bits = 0, entry = 0;
 };
 
+// Zeros around the pixels of the input, where one float convolution alone reads it: a line of its kernel is then one
+// run of floats, wherever it lies, and counts as one tap.
+struct Frame {
+    int top = 0, left = 0, height = 0, width = 0; // with the frame
+    bool on = false;
+};
+
 struct Step;
 struct Plan {
     int images = 0;
+    Frame frame;
     std::vector<Shape> shapes;
     std::vector<Place> places; // by value; only those that exist in memory
     std::vector<Step> steps;

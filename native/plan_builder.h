@@ -66,6 +66,7 @@ class Builder {
     bool acts_as_clip(int op) const;
     Absorbed absorb(int conv);
     void conv_step(int op);
+    void frame_input();
     void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
     int pool_of(const Absorbed &a, const Shape &out) const;
     void plan_pool(ConvStep &conv, int pool, const Shape &out);

@@ -57,6 +57,30 @@ Absorbed Builder::absorb(int conv) {
 
 // --- How it is computed -------------------------------------------------------------------------------------------
 
+void Builder::frame_input() {
+    const Shape in = shape(0);
+    Frame &f = plan.frame;
+    f.height = in.h;
+    f.width = in.w;
+    const int reader = sole_reader(0);
+    if (reader < 0 || graph.ops[static_cast<size_t>(reader)].kind != OpKind::conv)
+        return;
+    const Op &op = graph.ops[static_cast<size_t>(reader)];
+    const Shape out = shape(reader + 1);
+    if (op.groups > 1 || op.dilation[1] > 1)
+        return;
+    const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides may be anything
+        return static_cast<int64_t>(size - 1) * op.stride[axis] +
+               static_cast<int64_t>(op.kernel[axis] - 1) * op.dilation[axis] + 1;
+    };
+    const int64_t height = std::max<int64_t>(op.pad[0] + static_cast<int64_t>(in.h), reach(0, out.h));
+    const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w), reach(1, out.w));
+    if (height > 2 * static_cast<int64_t>(in.h) + 16 || width > 2 * static_cast<int64_t>(in.w) + 16)
+        return; // mostly frame
+    f = {op.pad[0], op.pad[1], static_cast<int>(height), static_cast<int>(width), true};
+    plan.places[0] = make_place(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
+}
+
 void Builder::conv_step(int number) {
     const Op &op = graph.ops[static_cast<size_t>(number)];
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
@@ -77,7 +101,8 @@ void Builder::conv_step(int number) {
     conv->out_width = out.w;
     conv->in_width = in.w;
     conv->in_height = in.h;
-    conv->taps_of = taps.pixels(op, in, out);
+    if (conv->integer)
+        conv->taps_of = taps.pixels(op, in, out);
     choose_way(*conv, value, in, out, pool_of(a, out));
 
     Epilogue &e = conv->epilogue;
@@ -151,10 +176,20 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
             plan_pool(conv, pool, out);
         const int whole = conv.pooled ? out.w : conv.out_pixels; // no tile reaches from one into the next
+        Op read = op;                                            // what a tile reads
+        Shape from = in;
+        if (value == 0 && plan.frame.on) {
+            conv.taps = op.kernel[0];
+            conv.steps = conv.group_in * op.kernel[1];
+            read.kernel[1] = 1;
+            std::fill(read.pad, read.pad + 4, 0);
+            from.h = plan.frame.height;
+            from.w = plan.frame.width;
+        }
         for (const Block &block : conv.blocks)
             if (!winograd)
                 conv.offsets[block.shift] =
-                    taps.offsets(op, in, out, kernel.rows[block.shift], conv.input.pixel, whole, in_pairs);
+                    taps.offsets(read, from, out, kernel.rows[block.shift], conv.input.pixel, whole, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);

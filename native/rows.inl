@@ -70,10 +70,25 @@ void depth_codes(const DepthRow &d) {
 }
 
 void maximum(float *best, const void *const *taps, int count, int channels) {
-    for (int c = 0; c < channels; c += W) {
-        F y = load(static_cast<const float *>(taps[0]) + c, channels - c);
+    const auto tap = [taps](int t) { return static_cast<const float *>(taps[t]); };
+    int c = 0;
+    for (; c + 4 * W <= channels; c += 4 * W) { // so that a tap's address is asked for less often
+        F y[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+            y[v] = load(tap(0) + c + W * v, W);
         for (int t = 1; t < count; ++t)
-            y = larger(load(static_cast<const float *>(taps[t]) + c, channels - c), y);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                y[v] = larger(load(tap(t) + c + W * v, W), y[v]);
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+            store(best + c + W * v, y[v], W);
+    }
+    for (; c < channels; c += W) {
+        F y = load(tap(0) + c, channels - c);
+        for (int t = 1; t < count; ++t)
+            y = larger(load(tap(t) + c, channels - c), y);
         store(best + c, y, channels - c);
     }
 }
