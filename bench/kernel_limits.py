@@ -62,7 +62,7 @@ INNERS = {
         "vpmaddubsw, 7 bit": Inner(32, 2, 1),  # widened at once, by a vpmaddwd
         "vpmaddubsw, 8x7 bit": Inner(32, 2, 1),
         "vpshufb, 2 bit": Inner(64, 1, 1),
-        "vpshufb, 1 bit": Inner(128, 1, 1),
+        "vpshufb, 1 bit": Inner(768, 3, 6),  # two pixels; three, added up, then their halves parted and added
         "winograd vpmaddwd": Inner(16, 1, 1, WINOGRAD),
         "winograd vpmaddubsw": Inner(96, 4, 3, WINOGRAD),  # three, then a vpmaddwd that widens
     },
@@ -172,7 +172,7 @@ def layer_of(op: Op) -> str:
 
 def kernel_of(work: str) -> str:
     """A step's work without what follows the products: "vpmaddwd, add, codes" is vpmaddwd."""
-    return re.sub(r"(, add)?(, float)?(, codes)?$", "", work)
+    return re.sub(r"(, add)?(, float)?(, codes)?(, pool)?$", "", work)
 
 
 def measure(model: PackedModel, graph: Graph, x: np.ndarray, bits: int, clock: Clock, rounds: int) -> list[Row]:

@@ -19,6 +19,7 @@ from engine_check import usable_isas
 from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
 from random_graphs import BLOCKS, random_graph
+from test_pooled import FRAMES, POOLS, first_layer, window
 
 from anyprec.format import Graph, write
 from anyprec.run.oracle import run_graph
@@ -38,6 +39,12 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
         graph = pair_graph(c, out, 3, "all", signed, pairs=[*KERNEL_PAIRS, (3, 3)])
         for x in images((2, 9, 11), (1, 8, 40), c=c):
             yield f"3x3 of {c} to {out} channels, image {x.shape}", graph, x
+    for pool in POOLS.values():  # large enough for a pool in bands
+        one = window([1, 1], [1, 1], [0] * 4, [1, 1])
+        for integer in (False, True):
+            yield "pooled", first_layer(one, pool, integer=integer), images((2, 62, 68), c=3)[0]
+    for frame in FRAMES:
+        yield "framed", first_layer(window(*frame), POOLS["overlapping"]), images((2, 17, 21), c=3)[0]
     for bits, c in ((1, 65532), (1, 65540), (2, 7281), (2, 7300), (8, 33025)):  # the longest sums of each kernel
         graph = pair_graph(c, 64 if bits < 8 else 3, pairs=[(bits, bits)], signed=True)
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)
