@@ -68,10 +68,24 @@ struct Source {
     }
 };
 
-// Pixels in the layout one kernel reads, and where each one starts.
+// Pixels in the layout one kernel reads, or all pairs of them, and where each one starts.
 struct Prepared {
     std::vector<uint8_t> bytes;
     size_t stride;
+    int count; // of pixels
+    bool pairs;
+
+    // What a tile reads whose row r reads pixel(tap, r).
+    template <typename Pixel> std::vector<int32_t> offsets(int taps, int rows, Pixel pixel) const {
+        std::vector<int32_t> made;
+        for (int tap = 0; tap < taps; ++tap)
+            for (int r = 0; r < rows; r += pairs ? 2 : 1) {
+                const int second = r + 1 < rows ? pixel(tap, r + 1) : count;
+                const int place = pairs ? pixel(tap, r) * (count + 1) + second : pixel(tap, r);
+                made.push_back(static_cast<int32_t>(place * stride));
+            }
+        return made;
+    }
 };
 
 int steps_of(const TileKernel &kernel, int in) {
@@ -85,6 +99,23 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
     const int steps = steps_of(kernel, in), padded = steps * kernel.group;
     Prepared to;
     to.stride = static_cast<size_t>(steps) * step_bytes(kernel);
+    to.count = count;
+    to.pairs = kernel.input == Input::pairs;
+    if (to.pairs) { // pixel p with pixel q is number p (count + 1) + q; q == count is nothing
+        std::vector<uint8_t> codes(static_cast<size_t>(padded)); // the row of zeros
+        std::vector<PixelPair> all;
+        for (int p = 0; p < count; ++p) {
+            const std::vector<uint8_t> beyond = draw_codes(static_cast<size_t>(padded - in), 8);
+            codes.insert(codes.end(), pixels.begin() + p * in, pixels.begin() + (p + 1) * in);
+            codes.insert(codes.end(), beyond.begin(), beyond.end());
+            for (int q = 0; q <= count; ++q)
+                all.push_back({p + 1, q == count ? 0 : q + 1});
+        }
+        to.bytes.resize(to.stride * all.size());
+        kernels.pair_offsets(codes.data(), static_cast<size_t>(padded), all.data(), static_cast<int>(all.size()), steps,
+                             reinterpret_cast<uint16_t *>(to.bytes.data()));
+        return to;
+    }
     to.bytes.resize(to.stride * count);
     for (int p = 0; p < count; ++p) {
         uint8_t *at = to.bytes.data() + p * to.stride;
@@ -99,8 +130,8 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
         else if (kernel.input == Input::wide)
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
         else
-            kernels.lookup_offsets(codes.data(), steps, kernel.group, kernel.max_act_bits, kernel.lanes == 64 ? 64 : 16,
-                                   reinterpret_cast<uint16_t *>(at));
+            kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.group, kernel.max_act_bits,
+                                   kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at));
     }
     return to;
 }
@@ -163,15 +194,16 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
     const int window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits);
     std::vector<int32_t> window(static_cast<size_t>(rows_wanted), 0);
     for (int r = 0; r < rows_wanted && kernel.window; ++r)
-        for (int tap = 0; tap < taps; ++tap)
-            window[static_cast<size_t>(r)] += kernels.sum(pixels.data() + (2 * r + tap) % count * in, in);
+        for (int tap = 0; tap < taps; ++tap) {
+            int32_t sum;
+            kernels.sums(pixels.data() + (2 * r + tap) % count * in, 0, 1, in, &sum, 1);
+            window[static_cast<size_t>(r)] += sum;
+        }
     for (const Block &block : cut_blocks(kernel, out, taps, steps))
         for (int r = 0; r < rows_wanted;) {
             const int rows = std::min(kernel.rows[block.shift], rows_wanted - r);
-            std::vector<int32_t> offsets;
-            for (int tap = 0; tap < taps; ++tap)
-                for (int i = 0; i < rows; ++i)
-                    offsets.push_back(static_cast<int32_t>((2 * (r + i) + tap) % count * input.stride));
+            const std::vector<int32_t> offsets =
+                input.offsets(taps, rows, [&](int tap, int i) { return (2 * (r + i) + tap) % count; });
             Tile tile{};
             tile.base = input.bytes.data(), tile.offsets = offsets.data();
             tile.taps = taps, tile.steps = steps, tile.channels = block.channels;
@@ -287,19 +319,29 @@ int check_rows(const Kernels &kernels) {
             run(scalar, expected), run(kernels, got);
             expect(std::memcmp(got.data(), expected.data(), got.size() * sizeof(got[0])) == 0, what, n);
         };
-        compare("maximum", a, [&](const Kernels &k, auto &to) { k.maximum(to.data(), b.data(), n); });
+        for (int taps = 1; taps < 4; ++taps)
+            compare("maximum", a, [&](const Kernels &k, auto &to) {
+                const void *of[] = {to.data(), b.data(), a.data()};
+                k.maximum(to.data(), of, taps, n);
+            });
         compare("accumulate", a, [&](const Kernels &k, auto &to) { k.accumulate(to.data(), b.data(), n); });
         compare("mix", a, [&](const Kernels &k, auto &to) { k.mix(a.data(), b.data(), 0.3f, to.data(), n); });
-        compare("maximum_codes", codes,
-                [&](const Kernels &k, auto &to) { k.maximum_codes(to.data(), more.data(), n); });
+        compare("maximum_codes", codes, [&](const Kernels &k, auto &to) {
+            const void *of[] = {more.data(), codes.data()};
+            k.maximum_codes(to.data(), of, 2, n);
+        });
         compare("widen", std::vector<int16_t>(count),
                 [&](const Kernels &k, auto &to) { k.widen(codes.data(), count, to.data()); });
-        compare("sum", std::vector<int32_t>(1), [&](const Kernels &k, auto &to) { to[0] = k.sum(codes.data(), n); });
+        compare("to_floats", std::vector<float>(count),
+                [&](const Kernels &k, auto &to) { k.to_floats(codes.data(), count, to.data()); });
+        compare("sums", std::vector<int32_t>(6), [&](const Kernels &k, auto &to) {
+            k.sums(codes.data(), 0, 3, n, to.data(), 2); // the same pixel three times
+        });
         for (int group : {3, 4, 6}) {
             const int bits = group == 6 ? 1 : 2;
-            const std::vector<uint8_t> pixel = draw_codes(count * group, bits);
-            compare("lookup_offsets", std::vector<uint16_t>(count), [&](const Kernels &k, auto &to) {
-                k.lookup_offsets(pixel.data(), n, group, bits, group == 4 ? 16 : 64, to.data());
+            const std::vector<uint8_t> two = draw_codes(2 * count * group, bits);
+            compare("lookup_offsets", std::vector<uint16_t>(2 * count), [&](const Kernels &k, auto &to) {
+                k.lookup_offsets(two.data(), count * group, 2, n, group, bits, group == 4 ? 16 : 64, to.data());
             });
         }
     }
@@ -352,6 +394,8 @@ int port_limit(const TileKernel &kernel) {
     const int products = kernel.lanes * kernel.group;
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits == 7; // a multiply more
+    if (kernel.input == Input::pairs)
+        return 4 * products; // two pixels
     return kernel.lanes == 64 || widens ? products : 2 * products;
 }
 
@@ -369,10 +413,9 @@ void time_tiles(const Kernels &kernels) {
                     pixels = draw_codes(static_cast<size_t>(count) * in, act_bits);
                 const Prepared input = prepare(kernels, *kernel, pixels, count, in);
                 const Panel panel = build_panel(source.graph, source.weight, *kernel, std::max(1, bits), 1);
-                std::vector<int32_t> offsets, window(kMaxRows, 5);
-                for (int tap = 0; tap < taps; ++tap)
-                    for (int r = 0; r < rows; ++r)
-                        offsets.push_back(static_cast<int32_t>((r + tap) % count * input.stride));
+                const std::vector<int32_t> window(kMaxRows, 5);
+                const std::vector<int32_t> offsets =
+                    input.offsets(taps, rows, [&](int tap, int r) { return (r + tap) % count; });
                 Finish finish(rows, out, act_bits, 0);
                 Tile tile{};
                 tile.base = input.bytes.data(), tile.offsets = offsets.data();

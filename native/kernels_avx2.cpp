@@ -164,7 +164,7 @@ inline void store_offsets(uint16_t *to, __m128i index) { // to tables of 16 byte
 // 2 bit; see lookup_offsets in rows.inl. The last sixteen may overlap those before them.
 void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                         uint16_t *offsets) {
-    if (steps < 16)
+    if (steps < 16 || group != 4 || bits != 2)
         return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets);
     for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
         for (int g = 0; g < steps; g += 16) {

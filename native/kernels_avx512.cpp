@@ -140,8 +140,10 @@ void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uin
             _mm512_mask_storeu_epi16(offsets + g, some, _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6));
         }
 }
-void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int, int bits, int,
+void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                         uint16_t *offsets) {
+    if (group * bits != 6)
+        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets);
     (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
