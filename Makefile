@@ -85,6 +85,7 @@ sanitize: $(READY)
 	$(NATIVE) -B build/sanitize -DANYPREC_TESTS=ON -DANYPREC_SANITIZE=ON
 	$(BIN)/cmake --build build/sanitize
 	build/sanitize/test_reader
+	build/sanitize/bench_kernels check
 	$(BIN)/python tests/run/sanitize.py build/sanitize/anyprec-run
 
 fuzz: build/native/fuzz_reader

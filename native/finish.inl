@@ -3,8 +3,8 @@
 
 enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAll = 31, kAny = 32 };
 
-inline F as_float(const Epilogue &, size_t, int, int, const float *acc) {
-    return load(acc, W);
+inline F as_float(const Epilogue &, size_t, int, int n, const float *acc) { // not always a tile's: may end here
+    return load(acc, n);
 }
 // 2 acc + window, or acc; `window` is a number of Sum's own kind.
 inline float window_as(const uint16_t *, int32_t window) {
