@@ -37,6 +37,8 @@ struct Run {
 
     // Calls body(image, first pixel, end pixel) for pieces of all images' pixels.
     template <typename Body> void over_pixels(int count, Body &&body) const {
+        if (count == 0)
+            return; // pairs of pixels, where every tap is outside the image
         const int piece = threads.count > 1 ? std::max(16, (count + threads.count - 1) / threads.count) : count;
         const int pieces = (count + piece - 1) / piece;
         threads.run(plan.images * pieces, [&](int task) {

@@ -109,6 +109,13 @@ def test_every_pair_of_bits(c, out, kernel, ending, signed, groups, tmp_path):
     assert_exact(graph, images((2, 3, 5), c=c), tmp_path / "net.apm", ISAS, threads=(1, 2))
 
 
+def test_a_convolution_that_reads_nothing_but_padding(tmp_path):
+    graph = pair_graph(12, 64, ending="codes", pairs=KERNEL_PAIRS)
+    ops = [replace(op, attributes={**op.attributes, "stride": [2, 2], "pad": [1] * 4}) if op.kind == "conv" else op
+           for op in graph.ops]  # fmt: skip
+    assert_exact(replace(graph, ops=tuple(ops)), images((2, 1, 1), c=12), tmp_path / "net.apm", ISAS, threads=(1, 2))
+
+
 @pytest.mark.parametrize("out", [8, 16, 30, 64, 96, 128])
 def test_tiles_of_every_height(out, tmp_path):
     """In blocks of one, two and four vectors."""
