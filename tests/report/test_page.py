@@ -1,7 +1,9 @@
 """The HTML report: self-contained, made from files alone, of a half-finished run too; and the page of a training."""
 
 import base64
+import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -85,6 +87,16 @@ def test_one_page_with_everything_in_it(tmp_path):
         "A CPU",
     ):
         assert words in text
+
+
+def test_the_claims_in_one_table(tmp_path):
+    write(tmp_path, result("table1"), result("table2", False))
+    write_report(tmp_path, tmp_path / "elsewhere" / "page.html")
+    assert not (tmp_path / "claims.csv").exists() and os.listdir(tmp_path / "elsewhere") == ["page.html"]
+    write_report(tmp_path)
+    with open(tmp_path / "claims.csv", newline="") as file:
+        rows = [(row["experiment"], row["verdict"]) for row in csv.DictReader(file)]
+    assert rows == [("table1", "holds"), ("table2", "does not hold")]
 
 
 def test_without_run_json_the_results_are_enough(tmp_path):
