@@ -121,6 +121,16 @@ struct Multiply {
     static F step(F acc, F x, F w) { return fma(x, w, acc); }
     template <int R, int V> struct Totals {
         ANYPREC_INLINE void finish(const Tile &t, F (&acc)[R][V]) {
+            const Epilogue &e = t.epilogue;
+            const bool more = e.scale || e.residual || e.codes || e.clip_first || e.clip_second;
+            if (!more && e.out && t.channels == W * V) { // as they are, as those of a stem before a pool
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v)
+                        store(e.out + static_cast<size_t>(r) * e.out_stride + W * v, acc[r][v], W);
+                return;
+            }
             alignas(64) float sums[R][W * V];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
