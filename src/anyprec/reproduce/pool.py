@@ -143,14 +143,16 @@ class Pool:
             )
             for _ in range(workers)
         ]  # fmt: skip
-        for number in range(workers):
-            threading.Thread(target=self._listen, args=(number,), daemon=True).start()
+        self.listeners = [threading.Thread(target=self._listen, args=(i,), daemon=True) for i in range(workers)]
+        for listener in self.listeners:
+            listener.start()
 
     def _listen(self, number: int) -> None:
         stream = self.processes[number].stdout
         assert stream is not None
-        for line in stream:
-            self.said.put((number, json.loads(line)))
+        with stream:
+            for line in stream:
+                self.said.put((number, json.loads(line)))
         self.said.put((number, {"gone": True}))
 
     def drain(self, board: Board) -> None:
@@ -203,7 +205,8 @@ class Pool:
         for process in self.processes:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.close()
-        for process in self.processes:
+        for process, listener in zip(self.processes, self.listeners, strict=True):
             process.wait()
+            listener.join()
         if self.log is not None:
             self.log.close()
