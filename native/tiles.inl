@@ -18,6 +18,8 @@ template <typename Inner> struct Loop {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
             w[v] = Inner::weights(panel + sizeof(Vector) * v);
+        if (R == 1 && !Inner::kFetch) // a classifier's: its panel comes from memory, in pages no hardware looks beyond
+            prefetch_far(panel + (8 << 10));
         panel += sizeof(Vector) * V;
         if (Inner::kFetch) {
             prefetch_far(ahead);
