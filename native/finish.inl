@@ -39,7 +39,7 @@ template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, 
 // N whole vectors of one row at once, 4 or 2: their codes are packed together, and nothing asks where the channels end.
 // From channel `first` on, as far as that goes; returns the first channel that is left. `windows` is window_factor *
 // window, by row. Negative codes become 0 as they are packed, NaN too.
-template <int Wishes, int N, typename Sum, typename Window>
+template <int Wishes, int N, bool Scaled, typename Sum, typename Window>
 int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int width, int rows, int first,
                 int channels) {
     const F levels = set1(e.levels);
@@ -48,8 +48,10 @@ int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int wi
         F scale[N], shift[N], code_scale[N], code_shift[N];
 #pragma GCC unroll 4
         for (int v = 0; v < N; ++v) {
-            scale[v] = load(e.scale + c + W * v, W);
-            shift[v] = load(e.shift + c + W * v, W);
+            if (Scaled) {
+                scale[v] = load(e.scale + c + W * v, W);
+                shift[v] = load(e.shift + c + W * v, W);
+            }
             if (Wishes & kCodeScale) {
                 code_scale[v] = load(e.code_scale + c + W * v, W);
                 code_shift[v] = load(e.code_shift + c + W * v, W);
@@ -61,7 +63,8 @@ int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int wi
             for (int v = 0; v < N; ++v) {
                 const int at = c + W * v;
                 y[v] = in_float(acc + r * width + at, Wishes & kWindow ? windows + r : nullptr);
-                y[v] = fma(y[v], scale[v], shift[v]);
+                if (Scaled)
+                    y[v] = fma(y[v], scale[v], shift[v]);
                 if (Wishes & kResidual)
                     y[v] = add(y[v], load(e.residual + r * e.residual_stride + at, W));
                 if (Wishes & kOut)
@@ -92,13 +95,19 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
         e.code_scale = Wishes & kCodeScale ? e.code_scale : nullptr;
     }
     int done = 0;
-    if (Wishes != kAny && e.scale && channels >= 2 * W && rows <= kMaxRows) {
+    constexpr bool kFloats = std::is_same_v<Sum, float>; // these may come without a scale
+    if (Wishes != kAny && (e.scale || kFloats) && channels >= 2 * W && rows <= kMaxRows) {
         decltype(window_as(acc, 0)) windows[kMaxRows];
         if (Wishes & kWindow)
             for (int r = 0; r < rows; ++r)
                 windows[r] = window_as(acc, e.window_factor * e.window[r]);
-        done = finish_many<Wishes, 4>(e, windows, acc, width, rows, 0, channels);
-        done = finish_many<Wishes, 2>(e, windows, acc, width, rows, done, channels);
+        if (!kFloats || e.scale) {
+            done = finish_many<Wishes, 4, true>(e, windows, acc, width, rows, 0, channels);
+            done = finish_many<Wishes, 2, true>(e, windows, acc, width, rows, done, channels);
+        } else if constexpr (kFloats) {
+            done = finish_many<Wishes, 4, false>(e, windows, acc, width, rows, 0, channels);
+            done = finish_many<Wishes, 2, false>(e, windows, acc, width, rows, done, channels);
+        }
     }
     for (int c = done; c < channels; c += W) {
         const int n = channels - c;
