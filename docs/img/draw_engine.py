@@ -27,7 +27,7 @@ def main() -> None:
             speed = {r["variant"]: float(r["speedup"]) for r in rows if r["net"] == net}
             places = [k + 0.4 * (i - 0.5) for k in range(len(WIDTHS))]
             bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLOURS[net], label=title)
-            axes.bar_label(bars, fmt="%.2f", fontsize=8)
+            axes.bar_label(bars, fmt="%.2f", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         axes.axhline(1, color="#d1242f", linewidth=1)
         axes.set_xticks(range(len(WIDTHS)), [f"{k} bit" for k in WIDTHS])
         axes.set_title(
