@@ -1,4 +1,4 @@
-"""What is particular about first layers: zeros around the input, and a max pool made with a large result, band by band."""
+"""What is particular about first layers: zeros around the input, and a max pool made band by band."""
 
 import numpy as np
 import pytest
