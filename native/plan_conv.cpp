@@ -77,6 +77,8 @@ void Builder::frame_input() {
     const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w), reach(1, out.w));
     if (height > 2 * static_cast<int64_t>(in.h) + 16 || width > 2 * static_cast<int64_t>(in.w) + 16)
         return; // mostly frame
+    if (height * width >= (int64_t(1) << 28) / in.c)
+        return; // near what a place can hold
     f = {op.pad[0], op.pad[1], static_cast<int>(height), static_cast<int>(width), true};
     plan.places[0] = make_place(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
 }
@@ -142,7 +144,9 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
     p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
     p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach));
-    p.slots = static_cast<int>(std::min<int64_t>(kSlots, static_cast<int64_t>(plan.images) * p.shape.h));
+    // No more memory than the result as a whole would take.
+    const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
+    p.slots = static_cast<int>(std::min<size_t>(kSlots, whole / p.bytes));
     absorbed[static_cast<size_t>(pool)] = true;
 }
 

@@ -1,8 +1,6 @@
 // See taps.h.
 #include "taps.h"
 
-#include <unordered_map>
-
 namespace anyprec {
 namespace {
 
@@ -40,16 +38,25 @@ std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Sh
     const size_t outputs = static_cast<size_t>(out.h) * out.w, count = static_cast<size_t>(op.kernel[0]) * op.kernel[1];
     auto made = std::make_shared<Pairs>();
     made->taps.reserve((outputs + 1) / 2 * count);
-    std::unordered_map<uint64_t, int32_t> numbers{{0, 0}}; // of both pixels in one word
+    // Pairs with the same first pixel are chained, those without one by their second: chains of two or three.
+    const size_t pixels = static_cast<size_t>(in.h) * in.w + 1;
+    std::vector<int32_t> last(2 * pixels, 0), before; // numbers of pairs, 0: none
     for (size_t output = 0; output < outputs; output += 2)
         for (size_t t = 0; t < count; ++t) {
             const PixelPair pair = {(*taps)[output * count + t],
                                     output + 1 < outputs ? (*taps)[(output + 1) * count + t] : 0};
-            const uint64_t word = static_cast<uint64_t>(pair.first) << 32 | static_cast<uint32_t>(pair.second);
-            const auto found = numbers.emplace(word, static_cast<int32_t>(made->all.size()) + 1);
-            if (found.second)
-                made->all.push_back(pair);
-            made->taps.push_back(found.first->second);
+            int32_t number = 0;
+            if (pair.first || pair.second) {
+                int32_t &chain = last[pair.first ? static_cast<size_t>(pair.first) : pixels + pair.second];
+                for (number = chain; number && made->all[number - 1].second != pair.second;)
+                    number = before[number - 1];
+                if (!number) {
+                    made->all.push_back(pair);
+                    before.push_back(chain);
+                    number = chain = static_cast<int32_t>(made->all.size());
+                }
+            }
+            made->taps.push_back(number);
         }
     entry = made;
     return entry;
