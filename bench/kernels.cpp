@@ -395,7 +395,7 @@ int port_limit(const TileKernel &kernel) {
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits == 7; // a multiply more
     if (kernel.input == Input::pairs)
-        return 4 * products; // two pixels
+        return 4 * products; // two pixels; three ports reach half of it, for two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
 }
 

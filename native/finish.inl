@@ -1,7 +1,7 @@
 // The end of a tile: sums from memory to codes and floats, as Epilogue says. Included like rows.inl, after it.
 // There is one function for each set of things to do: deciding vector by vector took longer than doing them.
 
-enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAll = 31, kAny = 32 };
+enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAny = 32 };
 
 inline F as_float(const Epilogue &, size_t, int, int n, const float *acc) { // not always a tile's: may end here
     return load(acc, n);
@@ -20,8 +20,8 @@ inline F in_float(const int32_t *acc, const int32_t *window) {
     const I sum = load_sum(acc);
     return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
 }
-inline F in_float(const uint16_t *acc,
-                  const float *window) { // floats hold all of these exactly, in one instruction less
+// Floats hold all of these exactly, and take one instruction less.
+inline F in_float(const uint16_t *acc, const float *window) {
     const F sum = to_float(load_sum(acc));
     return window ? fma(sum, set1(2.0f), set1(*window)) : sum;
 }

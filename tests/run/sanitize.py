@@ -19,7 +19,7 @@ from engine_check import usable_isas
 from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
 from random_graphs import BLOCKS, random_graph
-from test_pooled import FRAMES, POOLS, first_layer, window
+from test_first_layers import FRAMES, POOLS, first_layer, window
 
 from anyprec.format import Graph, write
 from anyprec.run.oracle import run_graph

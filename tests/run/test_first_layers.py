@@ -1,5 +1,7 @@
 """What is particular about first layers: zeros around the input, and a max pool made band by band."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_check import assert_exact, usable_isas
@@ -72,12 +74,15 @@ FRAMES = [([3, 3], [1, 1], [1] * 4, [1, 1]), ([7, 7], [2, 2], [3] * 4, [1, 1]), 
 @pytest.mark.parametrize("kernel, stride, pad, dilation", FRAMES)
 def test_the_first_layer_in_every_layout(kernel, stride, pad, dilation, tmp_path):
     """Zeros go around the input where that pays: not for dilated lines, not for more zeros than pixels."""
-    for channels, c in ((5, 3), (16, 3), (33, 3)):
-        graph = first_layer(
-            window(kernel, stride, pad, dilation), POOLS["overlapping"], channels=channels, seed=channels
-        )
-        x = np.random.default_rng(channels).standard_normal((3, 17, 21, c)).astype(F32)
-        models = assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2))
+    place, path = window(kernel, stride, pad, dilation), tmp_path / "net.apm"
+    for channels in (5, 16, 33):
+        graph = first_layer(place, POOLS["overlapping"], channels=channels, seed=channels)
+        graph = replace(graph, image_scale=(0.1, 0.2, 0.3), image_shift=(-5.0, 1.0, 0.5))
+        rng = np.random.default_rng(channels)
+        inputs = [rng.standard_normal((3, 17, 21, 3)).astype(F32), rng.integers(0, 256, (3, 17, 21, 3), np.uint8)]
+        models = assert_exact(graph, inputs, path, ISAS, threads=(1, 2))
         for isa, model in models.items():
-            got = load(tmp_path / "net.apm", isa=isa, layout="NCHW")(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
-            assert_same(got, model(x).transpose(0, 3, 1, 2), f"{isa}, NCHW")
+            first = load(path, isa=isa, layout="NCHW")
+            for x in inputs:
+                got = first(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+                assert_same(got, model(x).transpose(0, 3, 1, 2), f"{isa}, NCHW, {x.dtype}")
