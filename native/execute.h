@@ -25,6 +25,8 @@ struct PoolLines {
     void run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const;
 };
 
+class QuadLines;
+
 // One run; everything in it works on whole rows of channels.
 struct Run {
     const Plan &plan;
@@ -54,7 +56,9 @@ struct Run {
     void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch,
                float *out = nullptr) const;
     void pooled_conv(const ConvStep &c) const;
-    void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines) const;
+    void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines, const QuadLines *quads) const;
+    void quad_conv(const ConvStep &c) const;
+    uint8_t *quad_slot(const ConvStep &c, int task) const;
     void depth_tiles(const ConvStep &c, int n, int first, int end) const;
 
     // execute_window.cpp

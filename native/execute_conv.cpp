@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quads.h"
 #include "winograd.h"
 
 namespace anyprec {
@@ -171,7 +172,7 @@ void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
 }
 
 // Lines first .. end of the pool's result, band by band. Lines of the convolution that two bands read are kept.
-void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines) const {
+void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines, const QuadLines *quads) const {
     const PooledStep &p = *c.pooled;
     const Op &op = *p.op;
     const size_t pixel = 4 * static_cast<size_t>(p.from.c), line = pixel * static_cast<size_t>(p.from.w);
@@ -189,6 +190,10 @@ void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *li
             have = low;
         for (begin = low; have < high; ++have) {
             float *out = reinterpret_cast<float *>(lines + line * static_cast<size_t>(have - low));
+            if (quads) {
+                quads->line(have, out);
+                continue;
+            }
             for (int g = 0; g < c.groups; ++g)
                 for (const Block &block : c.blocks) {
                     const int count = (static_cast<int>(c.offsets[block.shift]->first_row.size()) - 1) / p.from.h;
@@ -207,8 +212,28 @@ void Run::pooled_conv(const ConvStep &c) const {
     for (int first = 0; first < total; first += p.slots)
         threads.run(std::min(p.slots, total - first), [&](int task) {
             const int n = (first + task) / parts, part = (first + task) % parts;
-            pooled_lines(c, n, p.shape.h * part / parts, p.shape.h * (part + 1) / parts,
-                         arena + p.lines + p.bytes * static_cast<size_t>(task));
+            const int first_line = p.shape.h * part / parts, end_line = p.shape.h * (part + 1) / parts;
+            uint8_t *lines = arena + p.lines + p.bytes * static_cast<size_t>(task);
+            if (!c.quads)
+                return pooled_lines(c, n, first_line, end_line, lines, nullptr);
+            const QuadLines quads(c, kernels, arena, n, quad_slot(c, task));
+            pooled_lines(c, n, first_line, end_line, lines, &quads);
+        });
+}
+
+uint8_t *Run::quad_slot(const ConvStep &c, int task) const {
+    return arena + c.quads->memory + c.quads->bytes * static_cast<size_t>(task);
+}
+
+void Run::quad_conv(const ConvStep &c) const {
+    const int slots = c.quads->slots, height = c.out_pixels / c.out_width;
+    const int parts = std::min(height, std::min(threads.count, slots)), total = plan.images * parts;
+    for (int first = 0; first < total; first += slots)
+        threads.run(std::min(slots, total - first), [&](int task) {
+            const int n = (first + task) / parts, part = (first + task) % parts;
+            const QuadLines quads(c, kernels, arena, n, quad_slot(c, task));
+            for (int y = height * part / parts; y < height * (part + 1) / parts; ++y)
+                quads.line(y);
         });
 }
 
@@ -219,6 +244,8 @@ void Run::conv(const ConvStep &c) const {
         return run_winograd(c, plan.images, arena, threads);
     if (c.pooled)
         return pooled_conv(c);
+    if (c.quads)
+        return quad_conv(c);
     // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
     // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
     const size_t panel = c.panel->bytes;

@@ -67,6 +67,8 @@ struct Tile {
     int channels;           // of the block that exist; the rest is padding
     const uint8_t *ahead;   // a line a step from here on is fetched into the cache: the next block's panel
     Epilogue epilogue;
+    size_t position; // quads alone: bytes from base to the next position's inputs
+    int pixels;      // quads alone: outputs that exist
 };
 
 using TileFunction = void (*)(const Tile &);
@@ -80,6 +82,9 @@ struct PixelPair {
 // What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
 // planes) the upper and the lower bits of a group in neighbouring bytes.
 enum class Coding : uint8_t { centred8, centred16, offset8, floats, lookup, lookup_planes };
+
+// What a panel's weights meet: codes or floats, or what Winograd or QuadInput makes of them, position by position.
+enum class Way : uint8_t { plain, winograd, quads };
 
 constexpr int kMaxRows = 8;
 constexpr int64_t kNoLimit = int64_t(1) << 40;
@@ -104,12 +109,13 @@ struct Tiles {
 };
 struct TileKernel : Reads, Takes, Tiles {
     const char *name;
-    int rate;      // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
-    bool winograd; // its panel holds transformed weights, 16 positions in place of 9 taps
-    bool window;   // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
+    int rate; // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
+    Way way;
+    bool window; // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
 
-    constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed, bool transformed = false)
-        : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), winograd(transformed),
+    constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed,
+                         Way transformed = Way::plain)
+        : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), way(transformed),
           window(coding == Coding::offset8 || coding == Coding::lookup || coding == Coding::lookup_planes) {}
 };
 
@@ -182,10 +188,24 @@ struct Winograd {
     void (*output)(const WinogradOutput &);
 };
 
+// A float convolution of stride 2 along lines and 5 to 8 columns, four outputs beside each other (a quad) at a time:
+// seven products for each line of the kernel and channel, by Toom's and Cook's points 0, 1, -1, 2, -2, -1/2 and
+// infinity, where the plain way takes up to 16. Even and odd columns of the kernel (filled up to four each) meet even
+// and odd pixels, so two pixels beside each other count as one of twice the channels, d, and the stride is 1: y = A'
+// [(G g) (B'd)]. A tile's rows are quads, its panel holds G g as [position][tap][step].
+constexpr int kQuadPositions = 7;
+struct QuadInput {     // a line of pixels -> V = B'd: [quad][position][row]
+    const float *line; // pairs of pixels, 4 quads + 3 of them
+    int quads, width;  // floats of a pair
+    size_t row;        // floats of a V: a multiple of 8, at least width
+    float *out;
+};
+
 struct Kernels {
     const char *isa;
     const TileKernel *const *integer; // the best first, ends with nullptr; the last takes everything
-    const TileKernel *floats;
+    const TileKernel *floats, *quads;
+    void (*quad_input)(const QuadInput &);
     void (*depth_codes)(const DepthRow &);
     void (*depth_floats)(const DepthRow &);
     // y = fma(x, scale, shift) and what follows, over rows of `channels` values; `rows` of them.

@@ -193,6 +193,8 @@ inline I broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(word);
 }
 
+#include "quads.inl"
+
 #include "tiles.inl"
 
 #include "pairs.inl"
@@ -337,32 +339,20 @@ constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centred, {7, 7}, tiles<DotSev
 constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
+constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 6>(), 15, Way::quads);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit, &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_8bit, nullptr};
 
 constexpr Reads made = {Input::codes, Coding::centred16, 2, 8}; // V, 16 bit, out of codes
 constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, true}, 8.6);
+    winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Way::winograd}, 8.6);
 constexpr Winograd winograd_8bit =
-    winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, true}, 11);
+    winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, Way::winograd}, 11);
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
-constexpr Kernels table = {"avx2",
-                           integer,
-                           &float_fma,
-                           depth_codes,
-                           depth_floats,
-                           finish_floats,
-                           lookup_offsets_ymm,
-                           pair_offsets_ymm,
-                           widen,
-                           to_floats,
-                           sums_ymm,
-                           maximum,
-                           maximum_codes,
-                           accumulate,
-                           mix,
-                           winograd};
+constexpr Kernels table = {"avx2",       integer,       &float_fma,         &float_quads,     quad_input, depth_codes,
+                           depth_floats, finish_floats, lookup_offsets_ymm, pair_offsets_ymm, widen,      to_floats,
+                           sums_ymm,     maximum,       maximum_codes,      accumulate,       mix,        winograd};
 
 } // namespace
 

@@ -56,6 +56,8 @@ inline I multiply_add(I a, I b, I c) {
 
 #include "rows.inl"
 
+#include "quads.inl"
+
 constexpr int kLanes = 8; // channels of a block
 
 void dot(const Tile &t) {
@@ -84,14 +86,34 @@ void multiply(const Tile &t) {
         finish_float(t.epilogue, 0, c, 1, acc[c]);
 }
 
-constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply};
+void multiply_quad(const Tile &t) {
+    float m[kLanes][kQuadPositions] = {}, y[4];
+    const float *w = reinterpret_cast<const float *>(t.panel);
+    for (int p = 0; p < kQuadPositions; ++p)
+        for (int tap = 0; tap < t.taps; ++tap) {
+            const float *in =
+                reinterpret_cast<const float *>(t.base + t.position * static_cast<size_t>(p) + t.offsets[tap]);
+            for (int s = 0; s < t.steps; ++s, w += kLanes)
+                for (int c = 0; c < kLanes; ++c)
+                    m[c][p] = std::fma(in[s], w[c], m[c][p]);
+        }
+    for (int c = 0; c < t.channels; ++c) {
+        quad_outputs(m[c], y);
+        for (int i = 0; i < t.pixels; ++i)
+            finish_float(t.epilogue, static_cast<size_t>(i), c, 1, y[i]);
+    }
+}
+
+constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply}, quads[] = {multiply_quad};
 constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centred16, 1, kLanes}, {8, 8}, {0, {1}, {dots}}, 1);
 constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0}, {0, {1}, {multiplies}}, 1);
+constexpr TileKernel float_quads("scalar, in quads", {Input::floats, Coding::floats, 1, kLanes}, {0, 0},
+                                 {0, {1}, {quads}}, 1, Way::quads);
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
-constexpr Kernels table = {"scalar",    integer,        &float_dot,    depth_codes, depth_floats,
-                           finish_rows, lookup_offsets, pair_offsets,  widen,       to_floats,
-                           sums,        maximum,        maximum_codes, accumulate,  mix};
+constexpr Kernels table = {"scalar",     integer,     &float_dot,     &float_quads, quad_input, depth_codes,
+                           depth_floats, finish_rows, lookup_offsets, pair_offsets, widen,      to_floats,
+                           sums,         maximum,     maximum_codes,  accumulate,   mix};
 
 } // namespace
 

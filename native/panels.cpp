@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quads.h"
+
 namespace anyprec {
 namespace {
 
@@ -137,12 +139,17 @@ std::vector<float> weight_floats(const Weight &weight) {
 }
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
-    if (kernel.winograd)
+    if (kernel.way == Way::winograd)
         return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
     const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
-    const std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
-    const int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
+    std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
+    int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
+    if (kernel.way == Way::quads) {
+        values = quad_weights(values, weight.shape);
+        taps = kQuadPositions * weight.shape[1];
+        in = 2 * in;
+    }
     const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);

@@ -222,6 +222,8 @@ template <typename Body> void over_offsets(Plan &plan, Body body) {
             body(s.conv->winograd->made);
             body(s.conv->winograd->sums);
         }
+        if (s.conv->quads)
+            body(s.conv->quads->memory);
         if (s.conv->pooled) {
             visit(s.conv->pooled->out);
             body(s.conv->pooled->lines);

@@ -42,6 +42,19 @@ struct WinogradStep {
     std::vector<int32_t> bias;             // [4][out], or empty
 };
 
+// How a float convolution goes in quads (kernels.h, QuadInput). A slot's memory holds what QuadLines (quads.h) wants.
+struct QuadStep {
+    int across = 0;    // quads of a line
+    int width = 0;     // floats of two input pixels
+    size_t row = 0;    // floats of a V
+    int ring = 0;      // input lines whose V is kept: line i in place i % ring
+    size_t line = 0;   // V: bytes per line
+    size_t pixels = 0; // floats of an input line with zeros around it
+    size_t memory = 0; // arena: for each slot
+    size_t bytes = 0;  // of one slot
+    int slots = 0;     // runs of lines that may be under way at once
+};
+
 // A max pool that alone reads the convolution's result. The two go through an image together, a band of lines at a
 // time: the result of a band stays in the second-level cache, and is never in memory as a whole.
 struct PooledStep {
@@ -73,6 +86,7 @@ struct ConvStep {
     Place residual, out, codes;
     int out_channels = 0, out_pixels = 0, out_width = 0, in_width = 0, in_height = 0;
     std::unique_ptr<WinogradStep> winograd; // nullptr: the plain way
+    std::unique_ptr<QuadStep> quads;        // likewise
     std::unique_ptr<PooledStep> pooled;     // nullptr: no pool
 };
 

@@ -5,6 +5,7 @@
 
 #include "choose.h"
 #include "plan_builder.h"
+#include "quads.h"
 #include "winograd.h"
 
 namespace anyprec {
@@ -67,7 +68,7 @@ void Builder::frame_input() {
         return;
     const Op &op = graph.ops[static_cast<size_t>(reader)];
     const Shape out = shape(reader + 1);
-    if (op.groups > 1 || op.dilation[1] > 1)
+    if (op.groups > 1 || op.dilation[1] > 1 || in_quads(op))
         return;
     const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides may be anything
         return static_cast<int64_t>(size - 1) * op.stride[axis] +
@@ -146,7 +147,7 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach));
     // No more memory than the result as a whole would take.
     const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
-    p.slots = static_cast<int>(std::min<size_t>(kSlots, whole / p.bytes));
+    p.slots = static_cast<int>(std::min<size_t>(conv.quads ? conv.quads->slots : kSlots, whole / p.bytes));
     absorbed[static_cast<size_t>(pool)] = true;
 }
 
@@ -162,12 +163,15 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
         conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels);
     } else {
-        conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : kernels.floats;
+        const bool quads = !conv.integer && in_quads(op);
+        conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : quads ? kernels.quads : kernels.floats;
         const Winograd *winograd = conv.integer ? choose_winograd(kernels, op, bits, in, out, *conv.kernel) : nullptr;
         if (winograd)
             conv.kernel = &winograd->tile;
         const TileKernel &kernel = *conv.kernel;
-        conv.steps = (conv.group_in + kernel.group - 1) / kernel.group;
+        if (quads)
+            conv.taps = kQuadPositions * op.kernel[0];
+        conv.steps = ((quads ? 2 : 1) * conv.group_in + kernel.group - 1) / kernel.group;
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
         conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
         if (conv.integer)
@@ -176,6 +180,10 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
             conv.input = place(value);
         if (winograd)
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
+        if (quads)
+            conv.quads = plan_quads(conv, in, out, plan.images);
+        if (quads && conv.quads->bytes >= size_t(1) << 31) // offsets have 32 bits
+            too_large(value, conv.quads->bytes);
         const bool in_pairs = kernel.input == Input::pairs;
         if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
             plan_pool(conv, pool, out);
@@ -191,7 +199,7 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
             from.w = plan.frame.width;
         }
         for (const Block &block : conv.blocks)
-            if (!winograd)
+            if (kernel.way == Way::plain)
                 conv.offsets[block.shift] =
                     taps.offsets(read, from, out, kernel.rows[block.shift], conv.input.pixel, whole, in_pairs);
         if (kernel.window) {
@@ -292,6 +300,8 @@ void Builder::conv_places(ConvStep &conv, const Absorbed &a, Step &s, int step) 
         w.made = scratch(w.made_bytes * static_cast<size_t>(w.slots) + 128, step);
         w.sums = scratch(w.sums_bytes * static_cast<size_t>(w.slots) + 128, step);
     }
+    if (conv.quads)
+        conv.quads->memory = scratch(conv.quads->bytes * static_cast<size_t>(conv.quads->slots), step);
     if (a.residual >= 0) {
         conv.has_residual = true;
         conv.residual = place(a.residual);

@@ -34,6 +34,42 @@ template <typename Inner> struct Loop {
         }
     }
 
+    // All steps of all taps; sums hold any number.
+    template <int R, int V>
+    static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *base, const uint8_t *&panel, Vector (&acc)[R][V]) {
+        const uint8_t *ahead = t.ahead;
+        for (int tap = 0; tap < t.taps; ++tap) {
+            const Code *in[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                in[r] = reinterpret_cast<const Code *>(base + t.offsets[tap * R + r]);
+            for (int s = 0; s < t.steps; ++s)
+                step(in, s, panel, ahead, acc);
+        }
+    }
+
+    template <int R, int V, typename Totals>
+    static ANYPREC_INLINE void sum_in_parts(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V], Totals &totals) {
+        const uint8_t *ahead = t.ahead;
+        int room = Inner::kHold;
+        for (int tap = 0; tap < t.taps; ++tap) {
+            const Code *in[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                in[r] = reinterpret_cast<const Code *>(t.base + t.offsets[tap * R + r]);
+            for (int s = 0; s < t.steps;) {
+                const int end = t.steps - s < room ? t.steps : s + room;
+                room -= end - s;
+                for (; s < end; ++s)
+                    step(in, s, panel, ahead, acc);
+                if (room == 0) {
+                    totals.take(acc);
+                    room = Inner::kHold;
+                }
+            }
+        }
+    }
+
     template <int R, int V> static void tile(const Tile &t) {
         fetch_next(t.epilogue, R, t.channels);
         typename Inner::template Totals<R, V> totals;
@@ -43,29 +79,11 @@ template <typename Inner> struct Loop {
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
                 acc[r][v] = Vector{};
-        const uint8_t *panel = t.panel, *ahead = t.ahead;
-        [[maybe_unused]] int room = Inner::kHold;
-        for (int tap = 0; tap < t.taps; ++tap) {
-            const Code *in[R];
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                in[r] = reinterpret_cast<const Code *>(t.base + t.offsets[tap * R + r]);
-            if constexpr (Inner::kHold == 0) {
-                for (int s = 0; s < t.steps; ++s)
-                    step(in, s, panel, ahead, acc);
-            } else {
-                for (int s = 0; s < t.steps;) {
-                    const int end = t.steps - s < room ? t.steps : s + room;
-                    room -= end - s;
-                    for (; s < end; ++s)
-                        step(in, s, panel, ahead, acc);
-                    if (room == 0) {
-                        totals.take(acc);
-                        room = Inner::kHold;
-                    }
-                }
-            }
-        }
+        const uint8_t *panel = t.panel;
+        if constexpr (Inner::kHold == 0)
+            sum(t, t.base, panel, acc);
+        else
+            sum_in_parts(t, panel, acc, totals);
         totals.finish(t, acc);
     }
 };
@@ -112,6 +130,11 @@ template <typename Inner, int R, int V> struct StackTotals {
     }
 };
 
+// Sums that want nothing more, as those of a stem before a pool.
+inline bool as_they_are(const Epilogue &e) {
+    return e.out && !(e.scale || e.residual || e.codes || e.clip_first || e.clip_second);
+}
+
 // Floats: one fma a product, in the order of K.
 struct Multiply {
     using Vector = F;
@@ -124,8 +147,7 @@ struct Multiply {
     template <int R, int V> struct Totals {
         ANYPREC_INLINE void finish(const Tile &t, F (&acc)[R][V]) {
             const Epilogue &e = t.epilogue;
-            const bool more = e.scale || e.residual || e.codes || e.clip_first || e.clip_second;
-            if (!more && e.out && t.channels == W * V) { // as they are, as those of a stem before a pool
+            if (as_they_are(e) && t.channels == W * V) {
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -142,6 +164,48 @@ struct Multiply {
             finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
         }
     };
+};
+
+// The same in quads: rows are quads, sums are made position by position.
+struct QuadTiles {
+    template <int R, int V> static void tile(const Tile &t) {
+        constexpr int kWidth = W * V;
+        alignas(64) float sums[kQuadPositions][R * kWidth];
+        const uint8_t *panel = t.panel;
+        for (int p = 0; p < kQuadPositions; ++p) {
+            F acc[R][V];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    acc[r][v] = F{};
+            Loop<Multiply>::sum(t, t.base + t.position * static_cast<size_t>(p), panel, acc);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v)
+                    store(sums[p] + W * (r * V + v), acc[r][v], W);
+        }
+        const Epilogue &e = t.epilogue;
+        const bool direct = as_they_are(e) && t.channels == kWidth && t.pixels == 4 * R;
+        alignas(64) float outputs[4 * R * kWidth];
+        float *to = direct ? e.out : outputs;
+        const size_t stride = direct ? e.out_stride : kWidth;
+        for (int r = 0; r < R; ++r, to += 4 * stride)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                F m[kQuadPositions], y[4];
+#pragma GCC unroll 7
+                for (int p = 0; p < kQuadPositions; ++p)
+                    m[p] = load(sums[p] + W * (r * V + v), W);
+                quad_outputs(m, y);
+#pragma GCC unroll 4
+                for (size_t i = 0; i < 4; ++i)
+                    store(to + i * stride + W * v, y[i], W);
+            }
+        if (!direct)
+            finish_floats(outputs, kWidth, t.pixels, t.channels, e);
+    }
 };
 
 // A function for each number of rows, from 1 to the most; for blocks of 1, 2 (and 4) vectors.

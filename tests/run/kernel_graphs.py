@@ -1,6 +1,6 @@
-"""Graphs of one convolution with a profile for every pair of weight and input bits: they reach every kernel.
+"""Graphs of one convolution, at every pair of weight and input bits or in floats: they reach every kernel.
 
-Used by test_engine.py and sanitize.py.
+Used by test_engine.py, test_quads.py and sanitize.py.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ SHAPES = [
     (8, 8, 3, "codes", False, 8),
     (19, 19, 3, "all", True, 19),
 ]
+
+# Float convolutions that go in quads: kernel, stride, pad (top, left, bottom, right), dilation
+QUADS = {
+    "7x7": ([7, 7], [2, 2], [3] * 4, [1, 1]),
+    "5 columns": ([3, 5], [1, 2], [1, 2, 1, 2], [1, 1]),
+    "6 columns": ([2, 6], [3, 2], [0, 0, 1, 3], [1, 1]),
+    "8 columns": ([4, 8], [2, 2], [5, 1, 0, 4], [1, 1]),
+    "one line": ([1, 7], [1, 2], [0] * 4, [1, 1]),
+    "lines apart": ([3, 7], [2, 2], [3, 3, 3, 3], [3, 1]),
+    "mostly padding": ([5, 5], [2, 2], [9, 41, 9, 40], [1, 1]),
+}
 
 
 def pair_graph(
@@ -94,6 +105,32 @@ def pair_graph(
     profiles = tuple(GraphProfile(f"w{w}a{a}", w, a) for w, a in pairs)
     planes = nested_planes({w for w, _ in pairs})
     return Graph("pairs", (None, None, c), profiles, planes, weights, tuple(ops), tuple(outputs), tables)
+
+
+def float_graph(place: Sequence[Sequence[int]], channels: int, out: int, ending: str = "sums", seed: int = 0) -> Graph:
+    """A float convolution of the input; ending: "sums", "float" (a table and clips) or "added" (a residual too)."""
+    rng = np.random.default_rng(seed)
+    kernel, stride, pad, dilation = place
+    window = {"kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation}
+    conv = {"groups": 1, "signed": False, "affine": ending != "sums", **window}
+    shape = (out, *kernel, channels)
+    weights = {"w": Weight(shape, rng.standard_normal(shape).astype(F32))}
+    ops, tables, end = [], {}, "conv"
+    table = np.stack([rng.uniform(0.1, 0.2, (1, out)), rng.standard_normal((1, out))], 1).astype(F32)
+    if ending == "added":
+        weights["skip"] = Weight(shape, rng.standard_normal(shape).astype(F32))
+        ops.append(Op("skip", "conv", (INPUT,), {"weight": "skip", **conv}))
+        tables["skip"] = table
+    ops.append(Op("conv", "conv", (INPUT,), {"weight": "w", **conv}))
+    if ending != "sums":
+        tables |= {"conv": table, "clip": np.array([[-1, 2]], F32)}
+        if ending == "added":
+            ops.append(Op("added", "add", ("skip", "conv")))
+            end = "added"
+        ops.append(Op("clip", "clip", (end,)))
+        end = "clip"
+    size, profile = (None, None, channels), GraphProfile("32", 32, 32)
+    return Graph("float", size, (profile,), {}, weights, tuple(ops), (end,), tables)
 
 
 def images(*sizes, c, seed=0):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from engine_check import usable_isas
 from graph_builder import assert_same
-from kernel_graphs import KERNEL_PAIRS, SHAPES, images, pair_graph
+from kernel_graphs import KERNEL_PAIRS, QUADS, SHAPES, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 from test_first_layers import FRAMES, POOLS, first_layer, window
 
@@ -45,6 +45,11 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
             yield "pooled", first_layer(one, pool, integer=integer), images((2, 62, 68), c=3)[0]
     for frame in FRAMES:
         yield "framed", first_layer(window(*frame), POOLS["overlapping"]), images((2, 17, 21), c=3)[0]
+    for name, place in QUADS.items():
+        for c, out, ending in ((3, 64, "sums"), (1, 5, "float"), (4, 83, "added")):
+            graph = float_graph(place, c, out, ending)
+            for x in images((2, 11, 33), (1, 8, 8), c=c):
+                yield f"in quads, {name}, {ending}", graph, x
     for bits, c in ((1, 65532), (1, 65540), (2, 7281), (2, 7300), (8, 33025)):  # the longest sums of each kernel
         graph = pair_graph(c, 64 if bits < 8 else 3, pairs=[(bits, bits)], signed=True)
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)

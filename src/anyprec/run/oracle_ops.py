@@ -147,8 +147,10 @@ def conv_codes(
 def conv_float(
     x: np.ndarray, w: np.ndarray, groups: int, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
-    """acc = fma(x, w, acc) in the order of K: (N, OH, OW, out) float32."""
+    """acc = fma(x, w, acc) in the order of K, or in quads: (N, OH, OW, out) float32."""
     out, kh, kw, inside = w.shape
+    if groups == 1 and stride[1] == 2 and dilation[1] == 1 and 5 <= kw <= 8:
+        return conv_quads(x, w, stride, pad, dilation)
     (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation)
     split = x.reshape(*x.shape[:3], groups, inside, 1).astype(F64)
     w = w.reshape(groups, out // groups, kh, kw, inside).astype(F64)
@@ -158,6 +160,68 @@ def conv_float(
             product = split[:, iy, ix, :, k] * w[:, :, i, j, k]  # (N, h, w, groups, out/groups), exact
             acc[:, oy, ox] = add_rounded(product, acc[:, oy, ox].astype(F64))
     return acc.reshape(x.shape[0], oh, ow, out)
+
+
+QUAD_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, -0.5)
+QUAD_DIVISORS = (2.0, -9.0, 3.0, 60.0, -36.0, -1.40625)
+QUAD_INPUT = (
+    (2, 4, -2.5, -5, 0.5, 1, 0),
+    (0, -2, -6, -3.5, 1.5, 1, 0),
+    (0, 2, 2, -4.5, -0.5, 1, 0),
+    (0, -1, -2.5, 0, 2.5, 1, 0),
+    (0, 1, 1.5, -2, -1.5, 1, 0),
+    (0, 4, 0, -5, 0, 1, 0),
+    (0, 2, 4, -2.5, -5, 0.5, 1),
+)
+
+
+def conv_quads(
+    x: np.ndarray, w: np.ndarray, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
+) -> np.ndarray:
+    """Four outputs of a line at a time, by seven products: FORMAT.md, conv."""
+    out, kh, kw, inside = w.shape
+    (oh, ow), _ = window_taps(x.shape, (kh, kw), stride, pad, dilation)
+    quads = -(-ow // 4)
+    pairs = 4 * quads + 3
+    # Lines between zeros, as pairs of pixels: (N, H, pairs, 2 in).
+    lines = np.zeros((x.shape[0], x.shape[1], 2 * pairs, inside), F32)
+    width = max(0, min(x.shape[2], 2 * pairs - pad[1]))
+    lines[:, :, pad[1] : pad[1] + width] = x[:, :, :width]
+    lines = lines.reshape(*x.shape[:2], pairs, 2 * inside)
+    g = np.zeros((out, kh, 8, inside), F64)
+    g[:, :, :kw] = w
+    g = g.reshape(out, kh, 4, 2 * inside)
+
+    m = []
+    for position, factors in enumerate(QUAD_INPUT):
+        if position == len(QUAD_POINTS):
+            u = g[:, :, 3].astype(F32)
+        else:
+            p = QUAD_POINTS[position]
+            polynomial = ((g[:, :, 3] * p + g[:, :, 2]) * p + g[:, :, 1]) * p + g[:, :, 0]
+            u = (polynomial / QUAD_DIVISORS[position]).astype(F32)
+        v = np.zeros((*x.shape[:2], quads, 2 * inside), F32)
+        for i, factor in enumerate(factors):
+            if factor:
+                v = fma(np.array(factor, F32), lines[:, :, i : i + 4 * quads : 4], v)
+        acc = np.zeros((x.shape[0], oh, quads, out), F32)
+        for y in range(oh):
+            for i in range(kh):
+                iy = y * stride[0] - pad[0] + i * dilation[0]
+                row = v[:, iy] if 0 <= iy < x.shape[1] else np.zeros_like(v[:, 0])
+                for k in range(2 * inside):
+                    acc[:, y] = fma(row[:, :, k, None], u[:, i, k], acc[:, y])
+        m.append(acc)
+
+    sum1, difference1, sum2, difference2 = m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]
+
+    def mixed(a: np.ndarray, factor: float, b: np.ndarray, last: float) -> np.ndarray:
+        return fma(m[5], np.array(last, F32), fma(b, np.array(factor, F32), a))
+
+    y0 = m[0] + sum1 + sum2 + m[5]
+    y1, y2 = mixed(difference1, 2, difference2, -0.5), mixed(sum1, 4, sum2, 0.25)
+    y3 = mixed(difference1, 8, difference2, -0.125) + m[6]
+    return np.stack([y0, y1, y2, y3], axis=3).reshape(x.shape[0], oh, 4 * quads, out)[:, :, :ow]
 
 
 # --- Pooling ------------------------------------------------------------------------------------------------

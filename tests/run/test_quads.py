@@ -1,0 +1,75 @@
+"""Float convolutions in quads (FORMAT.md, conv): against the oracle bit for bit, and against the plain sum."""
+
+import numpy as np
+import pytest
+from engine_check import assert_exact, usable_isas
+from kernel_graphs import QUADS, float_graph
+
+from anyprec.run import oracle_ops
+
+F32, F64 = np.float32, np.float64
+ISAS = usable_isas()
+QUAD_ENDINGS = [(3, 64, "sums"), (1, 5, "float"), (4, 83, "added"), (13, 16, "float")]
+PLAIN = {  # as QUADS
+    "stride 1": ([7, 7], [2, 1], [3] * 4, [1, 1]),
+    "stride 3": ([7, 7], [2, 3], [3] * 4, [1, 1]),
+    "4 columns": ([4, 4], [2, 2], [1] * 4, [1, 1]),
+    "9 columns": ([9, 9], [2, 2], [4] * 4, [1, 1]),
+    "columns apart": ([5, 5], [2, 2], [4] * 4, [1, 2]),
+}
+
+
+def steps_of(models, x):
+    return {isa: [step.work for step in model.steps(x, repeat=1)] for isa, model in models.items()}
+
+
+@pytest.mark.parametrize("place", QUADS)
+@pytest.mark.parametrize("channels, out, ending", QUAD_ENDINGS)
+def test_every_place_and_ending(place, channels, out, ending, tmp_path):
+    graph = float_graph(QUADS[place], channels, out, ending, seed=out)
+    rng = np.random.default_rng(1)
+    for size in ((11, 33), (8, 8), (17, 70)):
+        x = rng.standard_normal((2, *size, channels)).astype(F32)
+        models = assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2, 5))
+        for isa, work in steps_of(models, x).items():
+            assert all("in quads" in w for w in work), (isa, work)
+
+
+@pytest.mark.parametrize("place", PLAIN)
+def test_all_others_are_plain_sums(place, tmp_path):
+    graph = float_graph(PLAIN[place], 3, 16)
+    x = np.random.default_rng(1).standard_normal((1, 19, 27, 3)).astype(F32)
+    models = assert_exact(graph, [x], tmp_path / "net.apm", ISAS)
+    for isa, work in steps_of(models, x).items():
+        assert not any("in quads" in w for w in work), (isa, work)
+
+
+def test_what_is_no_number_stays_in_its_quads(tmp_path):
+    """Infinity and NaN may reach the other outputs of a quad, and no further."""
+    graph = float_graph(QUADS["7x7"], 3, 16)
+    x = np.random.default_rng(1).standard_normal((2, 20, 64, 3)).astype(F32)
+    x[0, 4, 8, 1], x[1, 15, 50, 2] = np.nan, np.inf
+    for model in assert_exact(graph, [x], tmp_path / "net.apm", ISAS).values():
+        y = model(x)
+        finite = np.isfinite(y).all(-1)
+        assert not finite.all()
+        assert finite[0, 5:].all() and finite[0, :, 8:].all() and finite[1, :6].all() and finite[1, :, :20].all()
+
+
+@pytest.mark.parametrize("place", QUADS)
+def test_as_near_to_the_exact_sum_as_a_plain_one(place):
+    """Errors over all outputs are little larger than those of a sum in the order of K; more so where that is short."""
+    rng = np.random.default_rng(2)
+    kernel, stride, pad, dilation = QUADS[place]
+    w = (rng.standard_normal((32, *kernel, 3)) / 10).astype(F32)
+    x = rng.random((2, 20, 64, 3)).astype(F32)
+    in_quads = oracle_ops.conv_float(x, w, 1, stride, pad, dilation)
+    (oh, ow), taps = oracle_ops.window_taps(x.shape, kernel, stride, pad, dilation)
+    exact, plain = np.zeros((2, oh, ow, 32), F64), np.zeros((2, oh, ow, 32), F32)
+    for (i, oy, iy), (j, ox, ix) in taps:
+        for k in range(3):
+            product = np.multiply(x[:, iy, ix, k, None], w[:, i, j, k], dtype=F64)
+            exact[:, oy, ox] += product
+            plain[:, oy, ox] = (product + plain[:, oy, ox]).astype(F32)
+    error, usual = (np.sqrt(np.mean((y - exact) ** 2)) for y in (in_quads, plain))
+    assert 0 < error < (1.5 if place == "7x7" else 3) * usual, (error, usual)
