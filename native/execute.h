@@ -53,13 +53,13 @@ struct Run {
     void prepare(const PrepareStep &p) const;
     void conv(const ConvStep &c) const;
     void windows(const ConvStep &c) const;
-    void tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch,
+    void tiles(const ConvStep &c, int n, int part, int parts, int first, int end, bool fetch,
                float *out = nullptr) const;
     void pooled_conv(const ConvStep &c) const;
     void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines, const QuadLines *quads) const;
     void quad_conv(const ConvStep &c) const;
     uint8_t *quad_slot(const ConvStep &c, int task) const;
-    void depth_tiles(const ConvStep &c, int n, int first, int end) const;
+    void depth_tiles(const ConvStep &c, int n, int part, int parts) const;
 
     // execute_window.cpp
     void max_pool(const Step &s) const;

@@ -97,65 +97,125 @@ Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int chan
     const auto pixels = [&](const Place &p) { return arena + p.offset + p.image * static_cast<size_t>(n) + p.pixel; };
     Epilogue e = c.epilogue;
     const size_t first = static_cast<size_t>(row), stride = static_cast<size_t>(c.out_channels);
-    const auto shifted = [channel](auto *pointer) { return pointer ? pointer + channel : pointer; };
-    e.scale = shifted(e.scale);
-    e.shift = shifted(e.shift);
-    e.code_scale = shifted(e.code_scale);
-    e.code_shift = shifted(e.code_shift);
     if (!c.constants.empty()) {
-        e.constants = c.constants.data() + channel;
+        e.constants = c.constants.data();
         e.constant_rows = c.constant_rows.data() + row;
     }
     e.residual_stride = e.out_stride = e.codes_stride = stride;
     if (c.has_residual)
-        e.residual = reinterpret_cast<const float *>(pixels(c.residual)) + first * stride + channel;
+        e.residual = reinterpret_cast<const float *>(pixels(c.residual)) + first * stride;
     if (c.has_out)
-        e.out = reinterpret_cast<float *>(pixels(c.out)) + first * stride + channel;
+        e.out = reinterpret_cast<float *>(pixels(c.out)) + first * stride;
     if (c.has_codes)
-        e.codes = pixels(c.codes) + first * stride + channel;
-    return e;
+        e.codes = pixels(c.codes) + first * stride;
+    return from_channel(e, channel);
 }
 
-// `fetch` asks for the panel that follows this block's to be brought near, a part with each tile. `out`, if given, is
-// where the result goes, from the first tile's first pixel on.
-void Run::tiles(const ConvStep &c, int n, int group, const Block &block, int first, int end, bool fetch,
-                float *out) const {
+namespace {
+
+// Bytes that the next part of some work will read or write: on their way to the second-level cache, an equal share with
+// each of `turns` turns of the part before. What comes from further away takes longer than a tile.
+class Stream {
+  public:
+    void begin(const void *first, size_t bytes, int turns) {
+        at_ = static_cast<const uint8_t *>(first);
+        share_ = (bytes + static_cast<size_t>(turns) - 1) / static_cast<size_t>(turns);
+    }
+    void turn() {
+        for (size_t i = 0; i < share_; i += 64)
+            prefetch(at_ + i);
+        at_ += share_;
+    }
+
+  private:
+    const uint8_t *at_ = nullptr;
+    size_t share_ = 0;
+
+    static void prefetch([[maybe_unused]] const uint8_t *p) {
+#if defined(__GNUC__)
+        __builtin_prefetch(p, 0, 2);
+#endif
+    }
+};
+
+// Part `part` of `parts` of an image's rows, as tiles of one width.
+struct RowsOf {
+    const Offsets *offsets = nullptr;
+    int first = 0, end = 0, row = 0; // tiles, and the first pixel
+    Epilogue epilogue;               // at the first pixel and channel 0
+    Stream floats, codes;            // of the next part, a share with each tile
+
+    RowsOf() = default;
+    RowsOf(const Run &run, const ConvStep &c, int n, const Offsets *of, int part, int parts, int blocks) : offsets(of) {
+        const int64_t count = static_cast<int64_t>(of->first_row.size()) - 1;
+        const auto tile = [&](int p) { return static_cast<int>(count * p / parts); };
+        const auto pixel = [&](int t) { return of->first_row[static_cast<size_t>(t)]; };
+        first = tile(part), end = tile(part + 1);
+        row = pixel(first);
+        const int next = pixel(end);
+        epilogue = epilogue_at(c, run.arena, n, row, 0);
+        const int turns = blocks * (end - first);
+        if (part + 1 == parts || turns == 0)
+            return;
+        const size_t channels = static_cast<size_t>(c.out_channels), here = channels * static_cast<size_t>(next - row);
+        const size_t values = channels * static_cast<size_t>(pixel(tile(part + 2)) - next);
+        if (const float *read = epilogue.residual ? epilogue.residual : epilogue.out)
+            floats.begin(read + here, 4 * values, turns);
+        if (epilogue.codes)
+            codes.begin(epilogue.codes + here, values, turns);
+    }
+};
+
+} // namespace
+
+// Blocks first .. end, numbered through all groups. `fetch` asks for the panel that follows a block's to be brought
+// near, a part with each tile. `out`, if given, is where the result goes, from the part's first pixel on.
+void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int end, bool fetch, float *out) const {
     const TileKernel &kernel = *c.kernel;
-    const Offsets &offsets = *c.offsets[block.shift];
+    const int blocks = static_cast<int>(c.blocks.size());
     const size_t element = kernel.input == Input::codes ? 1 : kernel.input == Input::wide ? 2 : 4;
-    Tile tile{};
-    tile.base = image(c.input, n) + (c.groups > 1 ? element * static_cast<size_t>(group) * c.group_in : 0);
-    tile.taps = c.taps;
-    tile.steps = c.steps;
-    tile.panel = c.panel->data + c.panel->group_bytes * static_cast<size_t>(group) + block.panel;
-    tile.channels = block.channels;
     const size_t lines = 64 * static_cast<size_t>(c.taps) * c.steps; // bytes fetched with a tile
     const uint8_t *stop = c.panel->data + c.panel->bytes;
-    const size_t block_bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
-    const uint8_t *ahead = tile.panel + block_bytes, *ahead_end = std::min(ahead + block_bytes, stop);
-    const int channel = group * c.group_out + block.first;
-    const int32_t *windows = reinterpret_cast<const int32_t *>(arena + c.windows) +
-                             (static_cast<size_t>(n) * c.groups + group) * c.out_pixels;
-    tile.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], channel);
-    if (out)
-        tile.epilogue.out = out + channel;
-    if (c.sums.pixel)
-        tile.epilogue.window = windows + offsets.first_row[static_cast<size_t>(first)];
-    for (int t = first; t < end; ++t) {
-        const int row = offsets.first_row[static_cast<size_t>(t)];
-        const int rows = offsets.first_row[static_cast<size_t>(t) + 1] - row;
-        tile.offsets = offsets.bytes.data() + offsets.first_offset[static_cast<size_t>(t)];
-        // Fetching what is here already costs nothing, so there is always something to fetch.
-        const bool more = fetch && ahead + lines <= ahead_end;
-        tile.ahead = more ? ahead : tile.panel;
-        ahead += lines;
-        kernel.tiles[block.shift][rows - 1](tile);
-        advance(tile.epilogue, rows);
+    RowsOf rows;
+    Tile tile{};
+    tile.taps = c.taps;
+    tile.steps = c.steps;
+    for (int b = first; b < end; ++b) {
+        const int group = b / blocks;
+        const Block &block = c.blocks[static_cast<size_t>(b % blocks)];
+        if (rows.offsets != c.offsets[block.shift].get())
+            rows = RowsOf(*this, c, n, c.offsets[block.shift].get(), part, parts, end - first);
+        tile.base = image(c.input, n) + (c.groups > 1 ? element * static_cast<size_t>(group) * c.group_in : 0);
+        tile.panel = c.panel->data + c.panel->group_bytes * static_cast<size_t>(group) + block.panel;
+        tile.channels = block.channels;
+        const int channel = group * c.group_out + block.first;
+        tile.epilogue = from_channel(rows.epilogue, channel);
+        if (out)
+            tile.epilogue.out = out + channel;
+        if (c.sums.pixel)
+            tile.epilogue.window = reinterpret_cast<const int32_t *>(arena + c.windows) +
+                                   (static_cast<size_t>(n) * c.groups + group) * c.out_pixels + rows.row;
+        const size_t bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
+        const uint8_t *ahead = tile.panel + bytes, *ahead_end = std::min(ahead + bytes, stop);
+        const TileFunction *functions = kernel.tiles[block.shift];
+        for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
+            const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];
+            tile.offsets = rows.offsets->bytes.data() + rows.offsets->first_offset[t];
+            // Fetching what is here already costs nothing, so there is always something to fetch.
+            tile.ahead = fetch && ahead + lines <= ahead_end ? ahead : tile.panel;
+            ahead += lines;
+            rows.floats.turn();
+            rows.codes.turn();
+            functions[count - 1](tile);
+            advance(tile.epilogue, count);
+        }
     }
 }
 
-void Run::depth_tiles(const ConvStep &c, int n, int first, int end) const {
+void Run::depth_tiles(const ConvStep &c, int n, int part, int parts) const {
     const Offsets &offsets = *c.offsets[0];
+    const int64_t count = static_cast<int64_t>(offsets.first_row.size()) - 1;
+    const int first = static_cast<int>(count * part / parts), end = static_cast<int>(count * (part + 1) / parts);
     DepthRow d{};
     d.base = image(c.input, n);
     d.taps = c.taps;
@@ -194,11 +254,7 @@ void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *li
                 quads->line(have, out);
                 continue;
             }
-            for (int g = 0; g < c.groups; ++g)
-                for (const Block &block : c.blocks) {
-                    const int count = (static_cast<int>(c.offsets[block.shift]->first_row.size()) - 1) / p.from.h;
-                    tiles(c, n, g, block, count * have, count * (have + 1), false, out);
-                }
+            tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), false, out);
         }
         pool.run(kernels, lines, low, y, stop,
                  pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w));
@@ -249,20 +305,21 @@ void Run::conv(const ConvStep &c) const {
     // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
     // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
     const size_t panel = c.panel->bytes;
-    const int rows = panel <= (size_t(256) << 10) ? 24 : panel <= (size_t(1) << 20) ? 96 : 1024;
-    const int chunks = (c.out_pixels + rows - 1) / rows;
-    const int blocks = c.depthwise ? 1 : static_cast<int>(c.blocks.size()) * c.groups;
-    threads.run(plan.images * chunks * blocks, [&](int task) {
-        const int b = task % blocks, chunk = task / blocks % chunks, n = task / blocks / chunks;
-        const int shift = c.depthwise ? 0 : c.blocks[static_cast<size_t>(b) % c.blocks.size()].shift;
-        const int count = static_cast<int>(c.offsets[shift]->first_row.size()) - 1;
-        const int first = static_cast<int>(static_cast<int64_t>(count) * chunk / chunks);
-        const int end = static_cast<int>(static_cast<int64_t>(count) * (chunk + 1) / chunks);
-        if (c.depthwise)
-            depth_tiles(c, n, first, end);
-        else
-            tiles(c, n, b / static_cast<int>(c.blocks.size()), c.blocks[static_cast<size_t>(b) % c.blocks.size()],
-                  first, end, chunk == 0 && panel > (size_t(64) << 10));
+    const size_t value = (c.has_codes ? 1 : 0) + (c.has_out || c.has_residual ? 4 : 0); // bytes
+    const size_t row = c.input.pixel + value * static_cast<size_t>(c.out_channels);
+    const int few = static_cast<int>(std::clamp<size_t>((size_t(128) << 10) / row, 24, 192));
+    const int rows = panel <= (size_t(256) << 10) ? few : panel <= (size_t(1) << 20) ? 96 : 1024;
+    const int chunks = (c.out_pixels + rows - 1) / rows, total = plan.images * chunks;
+    if (c.depthwise) {
+        threads.run(total, [&](int task) { depth_tiles(c, task / chunks, task % chunks, chunks); });
+        return;
+    }
+    const int blocks = static_cast<int>(c.blocks.size()) * c.groups;
+    const int parts = threads.count > 1 && total < 8 * threads.count ? blocks : 1;
+    threads.run(total * parts, [&](int task) {
+        const int chunk = task / parts % chunks, part = task % parts;
+        tiles(c, task / parts / chunks, chunk, chunks, blocks * part / parts, blocks * (part + 1) / parts,
+              chunk == 0 && panel > (size_t(64) << 10));
     });
 }
 

@@ -159,16 +159,3 @@ void finish_floats(const float *x, size_t stride, int rows, int channels, const 
         advance(e, some);
     }
 }
-
-// What the next tile will read and write, on its way to the cache while this one is computed.
-inline void fetch_next(const Epilogue &e, int rows, int channels) {
-    if (!e.residual && !e.out)
-        return;
-    for (int r = rows; r < 2 * rows; ++r)
-        for (int c = 0; c < channels; c += 16) { // a line
-            if (e.residual)
-                prefetch(e.residual + static_cast<size_t>(r) * e.residual_stride + c);
-            if (e.out && e.out != e.residual)
-                prefetch(e.out + static_cast<size_t>(r) * e.out_stride + c);
-        }
-}

@@ -45,6 +45,24 @@ struct Epilogue {
     float levels = 0;
 };
 
+// The same at a channel further on.
+inline Epilogue from_channel(const Epilogue &whole, int channel) {
+    Epilogue e = whole;
+    const auto move = [channel](auto *&pointer) {
+        if (pointer)
+            pointer += channel;
+    };
+    move(e.constants);
+    move(e.scale);
+    move(e.shift);
+    move(e.residual);
+    move(e.out);
+    move(e.codes);
+    move(e.code_scale);
+    move(e.code_shift);
+    return e;
+}
+
 // To the rows of the next tile.
 inline void advance(Epilogue &e, int rows) {
     const size_t count = static_cast<size_t>(rows);

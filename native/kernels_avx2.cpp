@@ -107,10 +107,6 @@ inline I load_sum(const int32_t *p) {
 inline I load_sum(const uint16_t *p) {
     return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
 }
-ANYPREC_INLINE void prefetch(const float *p) {
-    _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0);
-}
-
 ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
 }

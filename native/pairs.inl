@@ -148,7 +148,6 @@ template <int R, int V> struct PairLookUp {
     }
 
     static void tile(const Tile &t) {
-        fetch_next(t.epilogue, R, t.channels);
         alignas(64) Totals totals[2 * kPairs];
         constexpr int kLast = kPairs % kAtOnce;
         for (int first = 0; first + kAtOnce <= kPairs; first += kAtOnce)

@@ -71,7 +71,6 @@ template <typename Inner> struct Loop {
     }
 
     template <int R, int V> static void tile(const Tile &t) {
-        fetch_next(t.epilogue, R, t.channels);
         typename Inner::template Totals<R, V> totals;
         Vector acc[R][V];
 #pragma GCC unroll 8
