@@ -39,11 +39,12 @@ class Net:
     rivals: str = ""  # the network rivals get, of RIVAL_NETS; empty: the twin
 
 
+WIDTHS = (1, 2, 4, 8, (8, 7))  # the last: 8-bit weights and 7-bit activations, which vpmaddubsw cannot saturate on
 NETS = {
-    "resnet50": Net(lambda: graphs.resnet_graph(50), ((1, 1), (8, 1), (1, 2)), "plain50"),
+    "resnet50": Net(lambda: graphs.resnet_graph(50, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain50"),
     "resnet50-8bit-edges": Net(lambda: graphs.resnet_graph(50, edges="8bit"), rivals="plain50"),
     "resnet50-float-skips": Net(lambda: graphs.resnet_graph(50, "float"), rivals="plain50"),
-    "resnet18": Net(lambda: graphs.resnet_graph(18), ((1, 1), (8, 1), (1, 2)), "plain18"),
+    "resnet18": Net(lambda: graphs.resnet_graph(18, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain18"),
     "resnet18-8bit-edges": Net(lambda: graphs.resnet_graph(18, edges="8bit"), rivals="plain18"),
     "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
     "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),

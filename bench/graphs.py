@@ -19,14 +19,18 @@ INPUT_RANGE = 2.64  # the whitest pixel of the last channel, (1 - 0.406) / 0.225
 # What a quantised activation looks like, as a fraction of its levels; tables aim at it and sums are estimated from it.
 CODE_MEAN, CODE_STD = 0.4, 0.37
 
+Width = int | tuple[int, int]  # of weights and activations alike, or of each
 Estimate = tuple[np.ndarray, np.ndarray]  # mean and standard deviation of each channel
 
 
 class Net:
     """A Graph in the making. Beside each float value it keeps an estimate of its channels, one a profile."""
 
-    def __init__(self, name: str, size: int | None, widths: Sequence[int], seed: int, edges: str = "float") -> None:
-        self.name, self.size, self.widths, self.edges = name, size, tuple(sorted(widths)), edges
+    def __init__(self, name: str, size: int | None, widths: Sequence[Width], seed: int, edges: str = "float") -> None:
+        self.name, self.size, self.edges = name, size, edges
+        pairs = [(k, k) for k in sorted(k for k in widths if isinstance(k, int))]
+        pairs += [k for k in widths if not isinstance(k, int)]
+        self.widths, self.acts = zip(*pairs, strict=True)  # a profile each
         self.rng = np.random.default_rng(seed)
         self.ops: list[Op] = []
         self.weights: dict[str, Weight] = {}
@@ -35,8 +39,9 @@ class Net:
         self.estimates: dict[str, list[Estimate]] = {INPUT: [(np.zeros(3), np.ones(3))] * len(self.widths)}
 
     def graph(self, output: str) -> Graph:
-        integers = [k for k in self.widths if k != FLOAT]
-        profiles = tuple(GraphProfile(str(k), k, k) for k in self.widths)
+        integers = sorted(set(self.widths) - {FLOAT})
+        pairs = zip(self.widths, self.acts, strict=True)
+        profiles = tuple(GraphProfile(str(w) if w == a else f"w{w}a{a}", w, a) for w, a in pairs)
         scale = tuple(1 / (255 * s) for s in IMAGENET_STD)
         shift = tuple(-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True))
         planes = {k: tuple(range(k)) for k in integers}
@@ -65,8 +70,8 @@ class Net:
         shape = (out, kernel, kernel, self.channels[x] // groups)
         weight = self.weights[name] = self._quantised_weight(shape)
         rows, estimates = [], []
-        for i, bits in enumerate(self.widths):
-            mean, std = self._sums(weight, bits)
+        for i in self._rows():
+            mean, std = self._sums(weight, i)
             if makes == "codes":
                 rows.append(self._to_codes(i, mean, std))
             else:
@@ -108,8 +113,7 @@ class Net:
         return self.op(name, "add", x, y)
 
     def dequantize(self, name: str, codes: str) -> str:
-        levels = [1 if k == FLOAT else 2**k - 1 for k in self.widths]
-        self.tables[name] = np.array([[1 / n, 0] for n in levels], np.float32)
+        self.tables[name] = np.array([[1 / self._levels(i), 0] for i in self._rows()], np.float32)
         each = np.full(self.channels[codes], CODE_MEAN), np.full(self.channels[codes], CODE_STD)
         self.estimates[name] = [each] * len(self.widths)
         return self.op(name, "dequantize", codes)
@@ -154,7 +158,7 @@ class Net:
         return np.array([np.stack(row) for row in rows], np.float32)  # (P, 2, C)
 
     def _levels(self, row: int) -> int:
-        return 1 if self.widths[row] == FLOAT else 2 ** self.widths[row] - 1
+        return 1 if self.acts[row] == FLOAT else 2 ** self.acts[row] - 1
 
     def _to_codes(self, row: int, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         n = self._levels(row)
@@ -168,14 +172,15 @@ class Net:
         codes = {k: wide >> (8 - k) for k in self.widths if k != FLOAT}
         return Weight(shape, w / np.float32(np.sqrt(np.prod(shape[1:]))) if FLOAT in self.widths else None, codes)
 
-    def _sums(self, weight: Weight, bits: int) -> Estimate:
+    def _sums(self, weight: Weight, row: int) -> Estimate:
         """Mean and deviation of each output channel before its table, for inputs as CODE_MEAN and CODE_STD say."""
+        bits, n = self.widths[row], self._levels(row)
         if bits == FLOAT:
             assert weight.values is not None
-            w, n = weight.values, 1
+            w = weight.values
         else:
             assert weight.codes is not None
-            w, n = 2 * weight.codes[bits].astype(np.float32) + (1 - 2**bits), 2**bits - 1
+            w = 2 * weight.codes[bits].astype(np.float32) + (1 - 2**bits)
         mean = CODE_MEAN * n * w.sum((1, 2, 3), np.float64)
         return mean, CODE_STD * n * np.sqrt(np.square(w).sum((1, 2, 3), np.float64))
 
@@ -223,7 +228,7 @@ def resnet_graph(
     depth: int = 50,
     skip: str = "quantised",
     size: int | None = 224,
-    widths: Sequence[int] = (1, 2, 4, 8),
+    widths: Sequence[Width] = (1, 2, 4, 8),
     classes: int = 1000,
     width: float = 1,
     seed: int = 0,

@@ -52,9 +52,11 @@ class Inner:
 
 
 WINOGRAD = 36 / 16  # F(2x2, 3x3): 16 products in place of 36; its transforms are not in the limit
+QUADS = 28 / 14  # four outputs of a 7-column kernel: 7 products of two pixels in place of 28
 INNERS = {
     "avx2": {
         "fma": Inner(8),
+        "fma in quads": Inner(8, fewer=QUADS),
         "vpmaddwd": Inner(16, 1, 1),
         "vpmaddubsw, 4 bit": Inner(32, 1, 1),
         "vpmaddubsw, 5 bit": Inner(32, 1, 1),
@@ -68,6 +70,7 @@ INNERS = {
     },
     "avx512": {
         "fma": Inner(16),
+        "fma in quads": Inner(16, fewer=QUADS),
         "vpdpbusd": Inner(64),
         "vpdpbusd, 8 bit": Inner(64),
         "vpermb, 2 bit": Inner(192, 1, 1),

@@ -49,31 +49,46 @@ Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
 
 void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const {
     constexpr int kTaps = 32; // at once
-    for (int y = first; y < end; ++y)
+    const int reach = (op.kernel[1] - 1) * op.dilation[1];
+    const bool few = op.kernel[0] * op.kernel[1] <= kTaps;
+    const auto reduce = [&](const void *const *taps, int count) {
+        if (codes)
+            kernels.maximum_codes(to, taps, count, out.c);
+        else
+            kernels.maximum(reinterpret_cast<float *>(to), taps, count, out.c);
+    };
+    for (int y = first; y < end; ++y) {
+        const void *taps[kTaps];
+        int count = 0;
+        bool whole = false; // the last window reached over no side
         for (int x = 0; x < out.w; ++x, to += pixel) {
-            const void *taps[kTaps];
-            int count = 0;
-            const auto reduce = [&] { // to the best so far, which is a tap then
-                if (codes)
-                    kernels.maximum_codes(to, taps, count, out.c);
-                else
-                    kernels.maximum(reinterpret_cast<float *>(to), taps, count, out.c);
-                taps[0] = to;
-                count = 1;
-            };
+            const int left = x * op.stride[1] - op.pad[1];
+            const bool inside = left >= 0 && left + reach < in.w;
+            if (whole && inside && few) { // the same taps, further on
+                for (int t = 0; t < count; ++t)
+                    taps[t] = static_cast<const uint8_t *>(taps[t]) + pixel * static_cast<size_t>(op.stride[1]);
+                if (count)
+                    reduce(taps, count);
+                continue;
+            }
+            whole = inside;
+            count = 0;
             for (int i = 0; i < op.kernel[0]; ++i)
                 for (int j = 0; j < op.kernel[1]; ++j) {
-                    const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0];
-                    const int ix = x * op.stride[1] - op.pad[1] + j * op.dilation[1];
+                    const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0], ix = left + j * op.dilation[1];
                     if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
                         continue;
-                    if (count == kTaps)
-                        reduce();
+                    if (count == kTaps) { // to the best so far, which is a tap then
+                        reduce(taps, count);
+                        taps[0] = to;
+                        count = 1;
+                    }
                     taps[count++] = from + pixel * (static_cast<size_t>(iy - from_line) * in.w + ix);
                 }
             if (count)
-                reduce();
+                reduce(taps, count);
         }
+    }
 }
 
 void Run::max_pool(const Step &s) const {

@@ -92,9 +92,6 @@ inline I load_sum(const int32_t *p) {
 inline I load_sum(const uint16_t *p) {
     return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)));
 }
-ANYPREC_INLINE void prefetch(const void *p) {
-    _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T0);
-}
 ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
 }

@@ -28,7 +28,7 @@ def steps_of(models, x):
 def test_every_place_and_ending(place, channels, out, ending, tmp_path):
     graph = float_graph(QUADS[place], channels, out, ending, seed=out)
     rng = np.random.default_rng(1)
-    for size in ((11, 33), (8, 8), (17, 70)):
+    for size in ((11, 33), (8, 8), (17, 70), (6, 12), (7, 21), (5, 48)):  # 5, 1, 9, 2, 3 and 6 quads at 7x7
         x = rng.standard_normal((2, *size, channels)).astype(F32)
         models = assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2, 5))
         for isa, work in steps_of(models, x).items():
