@@ -155,7 +155,7 @@ struct RowsOf {
         const int next = pixel(end);
         epilogue = epilogue_at(c, run.arena, n, row, 0);
         const int turns = blocks * (end - first);
-        if (part + 1 == parts || turns == 0)
+        if (part + 1 == parts || turns == 0 || blocks < static_cast<int>(c.blocks.size()) * c.groups)
             return;
         const size_t channels = static_cast<size_t>(c.out_channels), here = channels * static_cast<size_t>(next - row);
         const size_t values = channels * static_cast<size_t>(pixel(tile(part + 2)) - next);
@@ -293,6 +293,22 @@ void Run::quad_conv(const ConvStep &c) const {
         });
 }
 
+namespace {
+
+// A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and what the
+// chunk writes is complete rows. Of those, so many that they and the next ones stay in the second-level cache, and that
+// threads have enough to share. Panels larger than that cache pass by as seldom as possible.
+int rows_at_once(const ConvStep &c, int threads) {
+    if (c.panel->bytes > size_t(256) << 10)
+        return c.panel->bytes <= size_t(1) << 20 ? 96 : 1024;
+    const size_t value = (c.has_codes ? 1 : 0) + (c.has_out || c.has_residual ? 4 : 0); // bytes
+    const size_t row = c.input.pixel + value * static_cast<size_t>(c.out_channels);
+    const int shared = threads > 1 ? c.out_pixels / (16 * threads) : c.out_pixels;
+    return std::max(24, std::min({static_cast<int>((size_t(128) << 10) / row), shared, 192}));
+}
+
+} // namespace
+
 void Run::conv(const ConvStep &c) const {
     if (c.sums.pixel)
         windows(c);
@@ -302,13 +318,7 @@ void Run::conv(const ConvStep &c) const {
         return pooled_conv(c);
     if (c.quads)
         return quad_conv(c);
-    // A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and
-    // what the chunk writes is complete rows. Panels larger than the second-level cache pass by as seldom as possible.
-    const size_t panel = c.panel->bytes;
-    const size_t value = (c.has_codes ? 1 : 0) + (c.has_out || c.has_residual ? 4 : 0); // bytes
-    const size_t row = c.input.pixel + value * static_cast<size_t>(c.out_channels);
-    const int few = static_cast<int>(std::clamp<size_t>((size_t(128) << 10) / row, 24, 192));
-    const int rows = panel <= (size_t(256) << 10) ? few : panel <= (size_t(1) << 20) ? 96 : 1024;
+    const int rows = rows_at_once(c, threads.count);
     const int chunks = (c.out_pixels + rows - 1) / rows, total = plan.images * chunks;
     if (c.depthwise) {
         threads.run(total, [&](int task) { depth_tiles(c, task / chunks, task % chunks, chunks); });
@@ -319,7 +329,7 @@ void Run::conv(const ConvStep &c) const {
     threads.run(total * parts, [&](int task) {
         const int chunk = task / parts % chunks, part = task % parts;
         tiles(c, task / parts / chunks, chunk, chunks, blocks * part / parts, blocks * (part + 1) / parts,
-              chunk == 0 && panel > (size_t(64) << 10));
+              chunk == 0 && c.panel->bytes > (size_t(64) << 10));
     });
 }
 
