@@ -111,6 +111,27 @@ Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int chan
     return from_channel(e, channel);
 }
 
+Ahead weights_ahead(const ConvStep &c, size_t offset, size_t bytes, bool first, bool last) {
+    constexpr size_t kWay = 128 << 10; // small beside the second-level cache, far beside what a tile reads
+    const size_t size = c.panel->bytes;
+    if (first && offset + kWay < size)
+        return {c.panel->data + offset + kWay, std::min(bytes, size - offset - kWay)};
+    if (!last || !c.next)
+        return {};
+    const size_t most = std::min(kWay, c.next->bytes);
+    if (!first || size <= kWay) // all of it, evenly
+        return {c.next->data + most * offset / size, most * bytes / size};
+    const size_t at = offset + kWay - size;
+    return at < most ? Ahead{c.next->data + at, std::min(bytes, most - at)} : Ahead{};
+}
+
+void set_ahead(Tile &tile, const Ahead &ahead, int turn, int turns) {
+    const size_t share = (ahead.bytes + static_cast<size_t>(turns) - 1) / static_cast<size_t>(turns);
+    const size_t steps = static_cast<size_t>(tile.taps) * static_cast<size_t>(tile.steps);
+    tile.ahead = ahead.bytes ? ahead.from + share * static_cast<size_t>(turn) : tile.panel;
+    tile.ahead_bytes = (share + steps - 1) / steps;
+}
+
 namespace {
 
 // Bytes that the next part of some work will read or write: on their way to the second-level cache, an equal share with
@@ -168,14 +189,12 @@ struct RowsOf {
 
 } // namespace
 
-// Blocks first .. end, numbered through all groups. `fetch` asks for the panel that follows a block's to be brought
-// near, a part with each tile. `out`, if given, is where the result goes, from the part's first pixel on.
-void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int end, bool fetch, float *out) const {
+// Blocks first .. end, numbered through all groups. `out`, if given, is where the result goes, from the part's first
+// pixel on.
+void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int end, float *out) const {
     const TileKernel &kernel = *c.kernel;
     const int blocks = static_cast<int>(c.blocks.size());
     const size_t element = kernel.input == Input::codes ? 1 : kernel.input == Input::wide ? 2 : 4;
-    const size_t lines = 64 * static_cast<size_t>(c.taps) * c.steps; // bytes fetched with a tile
-    const uint8_t *stop = c.panel->data + c.panel->bytes;
     RowsOf rows;
     Tile tile{};
     tile.taps = c.taps;
@@ -196,14 +215,13 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
             tile.epilogue.window = reinterpret_cast<const int32_t *>(arena + c.windows) +
                                    (static_cast<size_t>(n) * c.groups + group) * c.out_pixels + rows.row;
         const size_t bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
-        const uint8_t *ahead = tile.panel + bytes, *ahead_end = std::min(ahead + bytes, stop);
+        const Ahead ahead =
+            weights_ahead(c, static_cast<size_t>(tile.panel - c.panel->data), bytes, part == 0, part + 1 == parts);
         const TileFunction *functions = kernel.tiles[block.shift];
         for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
             const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];
             tile.offsets = rows.offsets->bytes.data() + rows.offsets->first_offset[t];
-            // Fetching what is here already costs nothing, so there is always something to fetch.
-            tile.ahead = fetch && ahead + lines <= ahead_end ? ahead : tile.panel;
-            ahead += lines;
+            set_ahead(tile, ahead, static_cast<int>(t) - rows.first, rows.end - rows.first);
             rows.floats.turn();
             rows.codes.turn();
             functions[count - 1](tile);
@@ -254,7 +272,7 @@ void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *li
                 quads->line(have, out);
                 continue;
             }
-            tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), false, out);
+            tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), out);
         }
         pool.run(kernels, lines, low, y, stop,
                  pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w));
@@ -328,8 +346,7 @@ void Run::conv(const ConvStep &c) const {
     const int parts = threads.count > 1 && total < 8 * threads.count ? blocks : 1;
     threads.run(total * parts, [&](int task) {
         const int chunk = task / parts % chunks, part = task % parts;
-        tiles(c, task / parts / chunks, chunk, chunks, blocks * part / parts, blocks * (part + 1) / parts,
-              chunk == 0 && c.panel->bytes > (size_t(64) << 10));
+        tiles(c, task / parts / chunks, chunk, chunks, blocks * part / parts, blocks * (part + 1) / parts);
     });
 }
 

@@ -83,7 +83,8 @@ struct Tile {
     int taps, steps;        // steps of the kernel's `group` channels per tap
     const uint8_t *panel;   // the block's weights, in the order taps, steps
     int channels;           // of the block that exist; the rest is padding
-    const uint8_t *ahead;   // a line a step from here on is fetched into the cache: the next block's panel
+    const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
+    size_t ahead_bytes;
     Epilogue epilogue;
     size_t position; // quads alone: bytes from base to the next position's inputs
     int pixels;      // quads alone: outputs that exist

@@ -201,7 +201,6 @@ struct DotWide {
     using Vector = I;
     using Code = uint8_t; // in pairs of 16 bit
     static constexpr int kHold = 0;
-    static constexpr bool kFetch = true;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
@@ -245,10 +244,8 @@ struct DotThree {
         for (int r = 0; r < R; ++r)
             in[r] = t.base + t.offsets[r];
         int s = 0;
-        for (; s + 3 <= t.steps; s += 3, panel += 96 * V, ahead += 192) {
-#pragma GCC unroll 3
-            for (int i = 0; i < 3; ++i)
-                prefetch_far(ahead + 64 * i);
+        for (; s + 3 <= t.steps; s += 3, panel += 96 * V) {
+            fetch(ahead, 3, t);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
@@ -303,7 +300,6 @@ struct LookUp {
     using Code = uint16_t;
     using Total = uint16_t;
     static constexpr int kHold = 255 / 12, kLanes = 16;
-    static constexpr bool kFetch = false;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = &products.table[0][0] + in[s];
         return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));

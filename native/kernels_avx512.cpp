@@ -173,7 +173,6 @@ struct Dot {
     using Vector = I;
     using Code = uint8_t;
     static constexpr int kHold = 0;
-    static constexpr bool kFetch = true;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
@@ -205,7 +204,6 @@ template <int Bits> struct LookUp {
     using Vector = I;
     using Code = uint16_t;
     static constexpr int kHold = Bits == 1 ? 255 / 6 : 255 / 27;
-    static constexpr bool kFetch = true;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
         return _mm512_load_si512(table + in[s]);

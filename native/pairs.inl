@@ -113,7 +113,7 @@ template <int R, int V> struct PairLookUp {
     // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
     template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
         PairSums<P, V> sums;
-        const uint8_t *panel = t.panel;
+        const uint8_t *panel = t.panel, *ahead = t.ahead;
         const int all = t.steps / 3;
         int room = kHold;
         bool empty = true;
@@ -125,6 +125,8 @@ template <int R, int V> struct PairLookUp {
             int s = 0, threes = all;
             while (s < t.steps) {
                 const int now = threes < room ? threes : room;
+                if (first == 0)
+                    fetch(ahead, 3 * now, t);
                 for (int i = 0; i < now; ++i, s += 3, panel += 96 * V)
                     sums.template add<3>(in, s, panel);
                 threes -= now;

@@ -51,10 +51,14 @@ Plan Builder::build() {
         use(step_number(), place(value));
     overwrite_residuals();
     lay_out();
+    ConvStep *before = nullptr;
     for (const Step &s : plan.steps)
         if (s.conv) {
             plan.panels.push_back(s.conv->panel);
             plan.panel_bytes += s.conv->panel->bytes;
+            if (before)
+                before->next = s.conv->panel.get();
+            before = s.conv.get();
         }
     return std::move(plan);
 }

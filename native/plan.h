@@ -73,6 +73,7 @@ struct ConvStep {
     bool integer = false, depthwise = false;
     const TileKernel *kernel = nullptr;
     std::shared_ptr<const Panel> panel;
+    const Panel *next = nullptr; // of the convolution that comes next
     std::vector<Block> blocks;
     int groups = 1, group_in = 0, group_out = 0, taps = 0, steps = 0;
     Place input;        // what the kernel reads: the value itself, or made of it by a PrepareStep

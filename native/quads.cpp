@@ -141,7 +141,7 @@ void QuadLines::line(int y, float *out) const {
     tile.steps = q.width;
     tile.position = 4 * q.row;
     for (const Block &block : c.blocks) {
-        tile.panel = tile.ahead = c.panel->data + block.panel;
+        tile.panel = c.panel->data + block.panel;
         tile.channels = block.channels;
         tile.offsets = offsets;
         tile.epilogue = epilogue_at(c, arena, n, y * c.out_width, block.first);

@@ -2,29 +2,29 @@
 // kernel does in one step. Included after finish.inl. An Inner has
 //   Vector, Code      what is summed and what a panel is read in; what `in` points to
 //   kHold             steps a sum holds before it must go to its totals; 0: any number
-//   kFetch            whether a line of Tile::ahead is fetched with every step
 //   input(in, s)      step s of a pixel, as a vector; weights(panel): a vector of the panel
 //   step(acc, x, w)   the sum after one more step
 //   Totals<R, V>      where sums go: take(acc) empties them, finish(tile, acc) is the end of the tile
+
+// What `steps` steps of a tile fetch of the weights to come.
+ANYPREC_INLINE void fetch(const uint8_t *&ahead, int steps, const Tile &t) {
+    const size_t bytes = static_cast<size_t>(steps) * t.ahead_bytes;
+    for (size_t i = 0; i < bytes; i += 64)
+        prefetch_far(ahead + i);
+    ahead += bytes;
+}
 
 template <typename Inner> struct Loop {
     using Vector = typename Inner::Vector;
     using Code = typename Inner::Code;
 
     template <int R, int V>
-    static ANYPREC_INLINE void step(const Code *const (&in)[R], int s, const uint8_t *&panel, const uint8_t *&ahead,
-                                    Vector (&acc)[R][V]) {
+    static ANYPREC_INLINE void step(const Code *const (&in)[R], int s, const uint8_t *&panel, Vector (&acc)[R][V]) {
         Vector w[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
             w[v] = Inner::weights(panel + sizeof(Vector) * v);
-        if (R == 1 && !Inner::kFetch) // a classifier's: its panel comes from memory, in pages no hardware looks beyond
-            prefetch_far(panel + (8 << 10));
         panel += sizeof(Vector) * V;
-        if (Inner::kFetch) {
-            prefetch_far(ahead);
-            ahead += 64;
-        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Vector x = Inner::input(in[r], s);
@@ -35,7 +35,7 @@ template <typename Inner> struct Loop {
     }
 
     // All steps of all taps; sums hold any number.
-    template <int R, int V>
+    template <bool Fetch, int R, int V>
     static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *base, const uint8_t *&panel, Vector (&acc)[R][V]) {
         const uint8_t *ahead = t.ahead;
         for (int tap = 0; tap < t.taps; ++tap) {
@@ -43,8 +43,11 @@ template <typename Inner> struct Loop {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 in[r] = reinterpret_cast<const Code *>(base + t.offsets[tap * R + r]);
-            for (int s = 0; s < t.steps; ++s)
-                step(in, s, panel, ahead, acc);
+            for (int s = 0; s < t.steps; ++s, ahead += t.ahead_bytes) {
+                if (Fetch)
+                    prefetch_far(ahead);
+                step(in, s, panel, acc);
+            }
         }
     }
 
@@ -60,8 +63,9 @@ template <typename Inner> struct Loop {
             for (int s = 0; s < t.steps;) {
                 const int end = t.steps - s < room ? t.steps : s + room;
                 room -= end - s;
+                fetch(ahead, end - s, t);
                 for (; s < end; ++s)
-                    step(in, s, panel, ahead, acc);
+                    step(in, s, panel, acc);
                 if (room == 0) {
                     totals.take(acc);
                     room = Inner::kHold;
@@ -80,7 +84,7 @@ template <typename Inner> struct Loop {
                 acc[r][v] = Vector{};
         const uint8_t *panel = t.panel;
         if constexpr (Inner::kHold == 0)
-            sum(t, t.base, panel, acc);
+            sum<true>(t, t.base, panel, acc);
         else
             sum_in_parts(t, panel, acc, totals);
         totals.finish(t, acc);
@@ -139,7 +143,6 @@ struct Multiply {
     using Vector = F;
     using Code = float;
     static constexpr int kHold = 0;
-    static constexpr bool kFetch = false;
     static F input(const float *in, int s) { return set1(in[s]); }
     static F weights(const uint8_t *panel) { return load(reinterpret_cast<const float *>(panel), W); }
     static F step(F acc, F x, F w) { return fma(x, w, acc); }
@@ -178,7 +181,7 @@ struct QuadTiles {
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v)
                     acc[r][v] = F{};
-            Loop<Multiply>::sum(t, t.base + t.position * static_cast<size_t>(p), panel, acc);
+            Loop<Multiply>::sum<false>(t, t.base + t.position * static_cast<size_t>(p), panel, acc);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

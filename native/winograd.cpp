@@ -105,15 +105,14 @@ void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *m
     tile.channels = block.channels;
     tile.panel = c.panel->data + block.panel;
     const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // of one position
-    const size_t lines = 64 * static_cast<size_t>(c.steps);                                    // fetched with a tile
-    const uint8_t *stop = c.panel->data + c.panel->bytes;
     for (int position = 0; position < 16; ++position, tile.panel += panel) {
-        const uint8_t *ahead = tile.panel + panel, *ahead_end = std::min(ahead + panel, stop);
-        for (int t = 0; t < tiles; ++t, ahead += lines) {
+        const Ahead ahead = weights_ahead(c, static_cast<size_t>(tile.panel - c.panel->data), panel, chunk.first == 0,
+                                          chunk.end == w.across * w.down);
+        for (int t = 0; t < tiles; ++t) {
             const int first = static_cast<int>(static_cast<int64_t>(patches) * t / tiles);
             const int end = static_cast<int>(static_cast<int64_t>(patches) * (t + 1) / tiles);
             tile.base = made + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
-            tile.ahead = ahead + lines <= ahead_end ? ahead : tile.panel;
+            set_ahead(tile, ahead, t, tiles);
             tile.epilogue.raw =
                 sums + w.sums_position * static_cast<size_t>(position) + static_cast<size_t>(first) * width;
             kernel.tiles[block.shift][end - first - 1](tile);
