@@ -207,7 +207,7 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
             Tile tile{};
             tile.base = input.bytes.data(), tile.offsets = offsets.data();
             tile.taps = taps, tile.steps = steps, tile.channels = block.channels;
-            tile.panel = tile.ahead = panel.data + block.panel;
+            tile.panel = tile.ahead = panel.data + block.panel, tile.hold = panel.hold;
             tile.epilogue = finish.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor);
             kernel.tiles[block.shift][rows - 1](tile);
             r += rows;
@@ -420,7 +420,7 @@ void time_tiles(const Kernels &kernels) {
                 Tile tile{};
                 tile.base = input.bytes.data(), tile.offsets = offsets.data();
                 tile.taps = taps, tile.steps = steps_of(*kernel, in), tile.channels = out;
-                tile.panel = tile.ahead = panel.data;
+                tile.panel = tile.ahead = panel.data, tile.hold = panel.hold;
                 tile.epilogue = finish.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];

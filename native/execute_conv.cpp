@@ -199,6 +199,7 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
     Tile tile{};
     tile.taps = c.taps;
     tile.steps = c.steps;
+    tile.hold = c.panel->hold;
     for (int b = first; b < end; ++b) {
         const int group = b / blocks;
         const Block &block = c.blocks[static_cast<size_t>(b % blocks)];

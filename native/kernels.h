@@ -82,6 +82,7 @@ struct Tile {
     const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
     int taps, steps;        // steps of the kernel's `group` channels per tap
     const uint8_t *panel;   // the block's weights, in the order taps, steps
+    int hold;               // look-ups: steps whose sums a byte holds (Panel::hold)
     int channels;           // of the block that exist; the rest is padding
     const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
     size_t ahead_bytes;

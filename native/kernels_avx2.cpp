@@ -293,13 +293,13 @@ struct Products {
 };
 constexpr Products products;
 
-// Byte sums hold 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel, and
+// Byte sums hold 255 / 12 steps at least. Even and odd bytes are the lower and the upper plane of the same channel, and
 // vpmaddubsw gives lower + 2 upper. Totals are 16 bit.
 struct LookUp {
     using Vector = I;
     using Code = uint16_t;
     using Total = uint16_t;
-    static constexpr int kHold = 255 / 12, kLanes = 16;
+    static constexpr int kHold = -1, kLanes = 16;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = &products.table[0][0] + in[s];
         return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));

@@ -197,13 +197,13 @@ template <int Bits> struct Products {
 constexpr Products<1> products1;
 constexpr Products<2> products2;
 
-// Byte sums hold 255 / (largest entry) steps: 6 per step at 1 bit, 27 at 2 bit. Then the even bytes (channels 0..31 of
-// the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit. There are
-// registers enough for all of them.
+// Byte sums hold 255 / (largest entry) steps at least: 6 per step at 1 bit, 27 at 2 bit. Then the even bytes (channels
+// 0..31 of the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit. There
+// are registers enough for all of them.
 template <int Bits> struct LookUp {
     using Vector = I;
     using Code = uint16_t;
-    static constexpr int kHold = Bits == 1 ? 255 / 6 : 255 / 27;
+    static constexpr int kHold = -1;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
         return _mm512_load_si512(table + in[s]);

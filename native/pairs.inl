@@ -30,7 +30,7 @@ ANYPREC_INLINE I here(I x) {
     return x;
 }
 
-// `first` is the sum of the first pixels, in bytes that hold 255 / 12 = 21 threes. `second` is a sum of 16 bit lanes t
+// `first` is the sum of the first pixels, in bytes that hold Tile::hold steps. `second` is a sum of 16 bit lanes t
 // >> 4: of a lane with bytes 16 a + b (upper) and 16 c + d, that is 256 a + 16 b + c; what is known from `first` comes
 // off once, at the end, and two bytes of sums are left. That saves an instruction for each three.
 template <int P, int V> struct PairSums {
@@ -106,16 +106,16 @@ template <int P, int V> struct PairSums {
 };
 
 template <int R, int V> struct PairLookUp {
-    static constexpr int kHold = 255 / 12, kAtOnce = V == 1 ? 4 : 2; // pairs, as far as registers go
-    static constexpr int kPairs = (R + 1) / 2;                       // the last pixel may be alone, beside zeros
+    static constexpr int kAtOnce = V == 1 ? 4 : 2; // pairs, as far as registers go
+    static constexpr int kPairs = (R + 1) / 2;     // the last pixel may be alone, beside zeros
     using Totals = uint16_t[32 * V];
 
     // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
     template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
         PairSums<P, V> sums;
         const uint8_t *panel = t.panel, *ahead = t.ahead;
-        const int all = t.steps / 3;
-        int room = kHold;
+        const int all = t.steps / 3, hold = t.hold / 3; // 255 / 12 threes at least
+        int room = hold;
         bool empty = true;
         for (int tap = 0; tap < t.taps; ++tap) {
             const uint16_t *in[P];
@@ -142,7 +142,7 @@ template <int R, int V> struct PairLookUp {
                 }
                 if (room == 0) {
                     sums.move_to(totals, empty);
-                    room = kHold;
+                    room = hold;
                 }
             }
         }

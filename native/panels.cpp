@@ -90,6 +90,35 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     return panel;
 }
 
+// The least number of steps in a row, of any channel, whose sum might leave a byte, less one. A step adds at most its
+// weights times the largest activation: 31 steps at 2 bit where half of the bits are ones, 21 if all were.
+int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int steps) {
+    const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
+    const int most = 255 / ((1 << kernel.max_act_bits) - 1);
+    int weights[256] = {}; // of a step, added up
+    for (int b = 0; b < 256; ++b)
+        for (int i = 0; i < 8; i += bits)
+            weights[b] += b >> i & ((1 << bits) - 1);
+    int hold = 1 << 30; // no limit
+    for (int g = 0; g < groups; ++g)
+        for (const Block &block : blocks) {
+            const uint8_t *first = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
+            const size_t stride = vector_bytes(kernel) << block.shift; // from one step to the next
+            for (size_t lane = 0; lane < stride; ++lane) {
+                const uint8_t *last = first + lane, *begin = last; // of a run of steps whose sum fits
+                int sum = 0;
+                for (int s = 0, run = 0; s < steps; ++s, last += stride) {
+                    sum += weights[*last];
+                    for (++run; sum > most; begin += stride) {
+                        hold = std::min(hold, --run);
+                        sum -= weights[*begin];
+                    }
+                }
+            }
+        }
+    return hold;
+}
+
 } // namespace
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps) {
@@ -201,6 +230,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                             }
                         }
             }
+    if (is_lookup)
+        panel.hold = steps_held(panel, kernel, blocks, groups, taps * steps);
     return panel;
 }
 

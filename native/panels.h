@@ -26,6 +26,7 @@ struct Panel {
     uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
+    int hold = 0; // look-ups: of so many steps in a row no sum leaves a byte, with these weights and any activations
     std::vector<int32_t> bias; // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
 };
 

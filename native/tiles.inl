@@ -1,7 +1,7 @@
 // The loop of a tile (kernels.h), written once over an Inner that the including kernels_<isa>.cpp defines: what one
 // kernel does in one step. Included after finish.inl. An Inner has
 //   Vector, Code      what is summed and what a panel is read in; what `in` points to
-//   kHold             steps a sum holds before it must go to its totals; 0: any number
+//   kHold             steps a sum holds before it must go to its totals; 0: any number, -1: as Tile::hold says
 //   input(in, s)      step s of a pixel, as a vector; weights(panel): a vector of the panel
 //   step(acc, x, w)   the sum after one more step
 //   Totals<R, V>      where sums go: take(acc) empties them, finish(tile, acc) is the end of the tile
@@ -43,6 +43,12 @@ template <typename Inner> struct Loop {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 in[r] = reinterpret_cast<const Code *>(base + t.offsets[tap * R + r]);
+            if (!Fetch && t.steps == 6) { // quads of three channels
+#pragma GCC unroll 6
+                for (int s = 0; s < 6; ++s)
+                    step(in, s, panel, acc);
+                continue;
+            }
             for (int s = 0; s < t.steps; ++s, ahead += t.ahead_bytes) {
                 if (Fetch)
                     prefetch_far(ahead);
@@ -54,7 +60,8 @@ template <typename Inner> struct Loop {
     template <int R, int V, typename Totals>
     static ANYPREC_INLINE void sum_in_parts(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V], Totals &totals) {
         const uint8_t *ahead = t.ahead;
-        int room = Inner::kHold;
+        const int hold = Inner::kHold > 0 ? Inner::kHold : t.hold;
+        int room = hold;
         for (int tap = 0; tap < t.taps; ++tap) {
             const Code *in[R];
 #pragma GCC unroll 8
@@ -68,7 +75,7 @@ template <typename Inner> struct Loop {
                     step(in, s, panel, acc);
                 if (room == 0) {
                     totals.take(acc);
-                    room = Inner::kHold;
+                    room = hold;
                 }
             }
         }

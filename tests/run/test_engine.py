@@ -147,6 +147,20 @@ def test_the_longest_sums(w, a, lengths, signed, tmp_path):
         assert_exact(graph, [x], tmp_path / "net.apm", ISAS)
 
 
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("ones", [0.02, 0.3, 0.5, 0.7, 0.98])
+def test_sums_that_fill_a_byte(bits, ones, tmp_path):
+    """Look-ups add up in bytes for as many steps as the weights allow: the fewer ones, the more. Codes are all largest,
+    so that one step more would be too much."""
+    for c, out, kernel in ((520, 96, 1), (68, 40, 3)):
+        graph = pair_graph(c, out, kernel, pairs=[(bits, bits)])
+        rng = np.random.default_rng(out)
+        planes = rng.random((bits, *graph.weights["w"].shape)) < ones
+        codes = sum(plane.astype(np.uint8) << i for i, plane in enumerate(planes))
+        graph = replace(graph, weights={"w": Weight(codes.shape, None, {bits: codes})})
+        assert_exact(graph, [np.full((1, 4, 5, c), 9, F32)], tmp_path / "net.apm", ISAS)
+
+
 # --- What a convolution absorbs -------------------------------------------------------------------------------------
 
 
