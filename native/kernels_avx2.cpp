@@ -170,17 +170,30 @@ void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps
         }
 }
 
+// Four pixels at a time, each sum in four parts of 64 bit, then two sums in the halves of those.
 void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i, codes += pixel) {
-        I four = _mm256_setzero_si256(); // of 64 bit
-        int c = 0;
-        for (; c + 32 <= channels; c += 32)
-            four = _mm256_add_epi64(four, _mm256_sad_epu8(load(codes + c), _mm256_setzero_si256()));
-        __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-        sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
-        const int32_t rest = c < channels ? sum_codes(codes + c, channels - c) : 0;
-        sums[stride * i] = static_cast<int32_t>(_mm_cvtsi128_si64(sum)) + rest;
+    const int whole = channels / 32 * 32;
+    for (; count >= 4; count -= 4, codes += 4 * pixel, sums += 4 * stride) {
+        I parts[4] = {I{}, I{}, I{}, I{}};
+        for (int c = 0; c < whole; c += 32)
+#pragma GCC unroll 4
+            for (size_t j = 0; j < 4; ++j)
+                parts[j] = _mm256_add_epi64(parts[j], _mm256_sad_epu8(load(codes + pixel * j + c), I{}));
+        const I a = _mm256_or_si256(parts[0], _mm256_slli_epi64(parts[1], 32));
+        const I b = _mm256_or_si256(parts[2], _mm256_slli_epi64(parts[3], 32));
+        const I two = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+        if (whole == channels && stride == 1) {
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(sums), four);
+            continue;
+        }
+        alignas(16) int32_t each[4];
+        _mm_store_si128(reinterpret_cast<__m128i *>(each), four);
+        for (size_t j = 0; j < 4; ++j)
+            sums[stride * j] = each[j] + sum_codes(codes + pixel * j + whole, channels - whole);
     }
+    for (; count > 0; --count, codes += pixel, sums += stride)
+        *sums = sum_codes(codes, channels);
 }
 
 inline I broadcast4(const uint8_t *p) {

@@ -145,15 +145,27 @@ void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps
     (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
+// Four pixels at a time, each sum in eight parts of 64 bit, then two sums in the halves of those.
 void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
-    for (size_t i = 0; i < static_cast<size_t>(count); ++i, codes += pixel) {
-        I sum = _mm512_setzero_si512();
-        for (int c = 0; c < channels; c += 64) {
-            const __mmask64 some = channels - c >= 64 ? ~0ull : (1ull << (channels - c)) - 1;
-            const I part = _mm512_maskz_loadu_epi8(some, codes + c);
-            sum = _mm512_add_epi64(sum, _mm512_sad_epu8(part, _mm512_setzero_si512()));
-        }
-        sums[stride * i] = static_cast<int32_t>(_mm512_reduce_add_epi64(sum));
+    const __mmask64 rest = channels % 64 ? (1ull << (channels % 64)) - 1 : ~0ull; // of the last vector
+    for (; count > 0; count -= 4, codes += 4 * pixel, sums += 4 * stride) {
+        I parts[4] = {I{}, I{}, I{}, I{}};
+        for (int c = 0; c < channels; c += 64)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) {
+                const __mmask64 some = j >= count ? 0 : c + 64 >= channels ? rest : ~0ull;
+                const I part = _mm512_maskz_loadu_epi8(some, codes + pixel * static_cast<size_t>(j) + c);
+                parts[j] = _mm512_add_epi64(parts[j], _mm512_sad_epu8(part, I{}));
+            }
+        const I a = _mm512_or_si512(parts[0], _mm512_slli_epi64(parts[1], 32));
+        const I b = _mm512_or_si512(parts[2], _mm512_slli_epi64(parts[3], 32));
+        const I eight = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(eight), _mm512_extracti64x4_epi64(eight, 1));
+        const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+        alignas(16) int32_t each[4];
+        _mm_store_si128(reinterpret_cast<__m128i *>(each), four);
+        for (int j = 0; j < 4 && j < count; ++j)
+            sums[stride * static_cast<size_t>(j)] = each[j];
     }
 }
 
