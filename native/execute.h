@@ -16,16 +16,10 @@ void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads 
 // The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
 Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
 
-// Weights to come, which tiles fetch while they read bytes offset .. offset + bytes of a convolution's panel: those
-// that lie a certain way ahead, in this panel while the first rows are computed, in the next one while the last are.
-// `first` and `last` say which these are.
-struct Ahead {
-    const uint8_t *from = nullptr;
-    size_t bytes = 0;
-};
-Ahead weights_ahead(const ConvStep &c, size_t offset, size_t bytes, bool first, bool last);
-// The share of one turn of several.
-void set_ahead(Tile &tile, const Ahead &ahead, int turn, int turns);
+// Sets what `turns` tiles fetch while they read `bytes` of a convolution's panel, from tile.panel on: weights that lie
+// a certain way ahead, in this panel while the first rows are computed, in the next one while the last are. `first` and
+// `last` say which these are. Returns how much tile.ahead moves from one of the tiles to the next.
+size_t set_ahead(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last);
 
 // Lines first .. end of a max pool's result, out of lines of its input: `from` is line `from_line` of that.
 struct PoolLines {

@@ -111,7 +111,14 @@ Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int chan
     return from_channel(e, channel);
 }
 
-Ahead weights_ahead(const ConvStep &c, size_t offset, size_t bytes, bool first, bool last) {
+namespace {
+
+struct Bytes {
+    const uint8_t *from = nullptr;
+    size_t count = 0;
+};
+
+Bytes weights_ahead(const ConvStep &c, size_t offset, size_t bytes, bool first, bool last) {
     constexpr size_t kWay = 128 << 10; // small beside the second-level cache, far beside what a tile reads
     const size_t size = c.panel->bytes;
     if (first && offset + kWay < size)
@@ -122,14 +129,18 @@ Ahead weights_ahead(const ConvStep &c, size_t offset, size_t bytes, bool first, 
     if (!first || size <= kWay) // all of it, evenly
         return {c.next->data + most * offset / size, most * bytes / size};
     const size_t at = offset + kWay - size;
-    return at < most ? Ahead{c.next->data + at, std::min(bytes, most - at)} : Ahead{};
+    return at < most ? Bytes{c.next->data + at, std::min(bytes, most - at)} : Bytes{};
 }
 
-void set_ahead(Tile &tile, const Ahead &ahead, int turn, int turns) {
-    const size_t share = (ahead.bytes + static_cast<size_t>(turns) - 1) / static_cast<size_t>(turns);
+} // namespace
+
+size_t set_ahead(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last) {
+    const Bytes ahead = weights_ahead(c, static_cast<size_t>(tile.panel - c.panel->data), bytes, first, last);
+    const size_t tiles = static_cast<size_t>(std::max(1, turns)), share = (ahead.count + tiles - 1) / tiles;
     const size_t steps = static_cast<size_t>(tile.taps) * static_cast<size_t>(tile.steps);
-    tile.ahead = ahead.bytes ? ahead.from + share * static_cast<size_t>(turn) : tile.panel;
+    tile.ahead = ahead.count ? ahead.from : tile.panel;
     tile.ahead_bytes = (share + steps - 1) / steps;
+    return share;
 }
 
 namespace {
@@ -216,16 +227,15 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
             tile.epilogue.window = reinterpret_cast<const int32_t *>(arena + c.windows) +
                                    (static_cast<size_t>(n) * c.groups + group) * c.out_pixels + rows.row;
         const size_t bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
-        const Ahead ahead =
-            weights_ahead(c, static_cast<size_t>(tile.panel - c.panel->data), bytes, part == 0, part + 1 == parts);
+        const size_t share = set_ahead(tile, c, bytes, rows.end - rows.first, part == 0, part + 1 == parts);
         const TileFunction *functions = kernel.tiles[block.shift];
         for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
             const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];
             tile.offsets = rows.offsets->bytes.data() + rows.offsets->first_offset[t];
-            set_ahead(tile, ahead, static_cast<int>(t) - rows.first, rows.end - rows.first);
             rows.floats.turn();
             rows.codes.turn();
             functions[count - 1](tile);
+            tile.ahead += share;
             advance(tile.epilogue, count);
         }
     }

@@ -106,13 +106,11 @@ void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *m
     tile.panel = c.panel->data + block.panel;
     const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // of one position
     for (int position = 0; position < 16; ++position, tile.panel += panel) {
-        const Ahead ahead = weights_ahead(c, static_cast<size_t>(tile.panel - c.panel->data), panel, chunk.first == 0,
-                                          chunk.end == w.across * w.down);
-        for (int t = 0; t < tiles; ++t) {
+        const size_t share = set_ahead(tile, c, panel, tiles, chunk.first == 0, chunk.end == w.across * w.down);
+        for (int t = 0; t < tiles; ++t, tile.ahead += share) {
             const int first = static_cast<int>(static_cast<int64_t>(patches) * t / tiles);
             const int end = static_cast<int>(static_cast<int64_t>(patches) * (t + 1) / tiles);
             tile.base = made + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
-            set_ahead(tile, ahead, t, tiles);
             tile.epilogue.raw =
                 sums + w.sums_position * static_cast<size_t>(position) + static_cast<size_t>(first) * width;
             kernel.tiles[block.shift][end - first - 1](tile);
