@@ -52,7 +52,7 @@ class Inner:
 
 
 WINOGRAD = 36 / 16  # F(2x2, 3x3): 16 products in place of 36; its transforms are not in the limit
-QUADS = 28 / 14  # four outputs of a 7-column kernel: 7 products of two pixels in place of 28
+QUADS = 49 * 16 / (49 * 4)  # four by four outputs of a 7x7 kernel: 49 products of two by two pixels in place of 49 x 16
 INNERS = {
     "avx2": {
         "fma": Inner(8),

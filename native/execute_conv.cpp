@@ -266,26 +266,28 @@ void Run::pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *li
     const Op &op = *p.op;
     const size_t pixel = 4 * static_cast<size_t>(p.from.c), line = pixel * static_cast<size_t>(p.from.w);
     const PoolLines pool{op, p.from, p.shape, false, pixel};
+    const int at_once = quads ? kQuad : 1;
     int have = 0, begin = 0; // lines begin .. have are there
     for (int y = first; y < end; y += p.band) {
         const int stop = std::min(end, y + p.band);
         const int low = std::clamp(y * op.stride[0] - op.pad[0], 0, p.from.h);
         const int high =
             std::clamp((stop - 1) * op.stride[0] - op.pad[0] + (op.kernel[0] - 1) * op.dilation[0] + 1, low, p.from.h);
-        if (have > low)
+        if (have > low) {
             std::memmove(lines, lines + line * static_cast<size_t>(low - begin),
                          line * static_cast<size_t>(have - low));
-        else
-            have = low;
-        for (begin = low; have < high; ++have) {
-            float *out = reinterpret_cast<float *>(lines + line * static_cast<size_t>(have - low));
-            if (quads) {
-                quads->line(have, out);
-                continue;
-            }
-            tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), out);
+            begin = low;
+        } else
+            begin = have = low / at_once * at_once;
+        for (; have < high; have += at_once) {
+            float *out = reinterpret_cast<float *>(lines + line * static_cast<size_t>(have - begin));
+            if (quads)
+                quads->lines(have, out);
+            else
+                tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), out);
         }
-        pool.run(kernels, lines, low, y, stop,
+        have = std::min(have, p.from.h);
+        pool.run(kernels, lines, begin, y, stop,
                  pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w));
     }
 }
@@ -311,14 +313,14 @@ uint8_t *Run::quad_slot(const ConvStep &c, int task) const {
 }
 
 void Run::quad_conv(const ConvStep &c) const {
-    const int slots = c.quads->slots, height = c.out_pixels / c.out_width;
-    const int parts = std::min(height, std::min(threads.count, slots)), total = plan.images * parts;
+    const int slots = c.quads->slots, high = (c.out_pixels / c.out_width + kQuad - 1) / kQuad; // in quads
+    const int parts = std::min(high, std::min(threads.count, slots)), total = plan.images * parts;
     for (int first = 0; first < total; first += slots)
         threads.run(std::min(slots, total - first), [&](int task) {
             const int n = (first + task) / parts, part = (first + task) % parts;
             const QuadLines quads(c, kernels, arena, n, quad_slot(c, task));
-            for (int y = height * part / parts; y < height * (part + 1) / parts; ++y)
-                quads.line(y);
+            for (int y = high * part / parts; y < high * (part + 1) / parts; ++y)
+                quads.lines(kQuad * y);
         });
 }
 

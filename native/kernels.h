@@ -77,6 +77,13 @@ inline void advance(Epilogue &e, int rows) {
     move(e.codes, e.codes_stride);
 }
 
+// What a tile of quads wants beyond that (QuadInput, below).
+struct QuadTile {
+    size_t position, line; // bytes from base to the next position across, and to the second half of a V
+    int pixels, lines;     // outputs that exist
+    int width;             // of a whole line of them
+};
+
 struct Tile {
     const uint8_t *base;    // the image's prepared input, at the group's first channel
     const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
@@ -87,8 +94,7 @@ struct Tile {
     const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
     size_t ahead_bytes;
     Epilogue epilogue;
-    size_t position; // quads alone: bytes from base to the next position's inputs
-    int pixels;      // quads alone: outputs that exist
+    QuadTile quads; // quads alone
 };
 
 using TileFunction = void (*)(const Tile &);
@@ -208,17 +214,19 @@ struct Winograd {
     void (*output)(const WinogradOutput &);
 };
 
-// A float convolution of stride 2 along lines and 5 to 8 columns, four outputs beside each other (a quad) at a time:
-// seven products for each line of the kernel and channel, by Toom's and Cook's points 0, 1, -1, 2, -2, -1/2 and
-// infinity, where the plain way takes up to 16. Even and odd columns of the kernel (filled up to four each) meet even
-// and odd pixels, so two pixels beside each other count as one of twice the channels, d, and the stride is 1: y = A'
-// [(G g) (B'd)]. A tile's rows are quads, its panel holds G g as [position][tap][step].
-constexpr int kQuadPositions = 7;
-struct QuadInput {     // a line of pixels -> V = B'd: [quad][position][row]
-    const float *line; // pairs of pixels, 4 quads + 3 of them
-    int quads, width;  // floats of a pair
-    size_t row;        // floats of a V: a multiple of 8, at least width
+// A float convolution of stride 2 and of 5 to 8 lines and columns, four by four outputs (a quad) at a time. Even and
+// odd lines and columns of the kernel, filled up to four each, meet even and odd pixels; so two by two pixels count as
+// one of four times the channels, d, and the stride is 1: y = A' [(G g G') (B'd B)] A, by Toom's and Cook's points 0,
+// 1, -1, 2, -2, -1/2 and infinity along both axes. These are 49 products for each of the channels, where the plain way
+// takes up to 256. A tile's rows are quads, its panel holds G g G' as [position down][position across][channel], and V
+// = B'd B lies as [position down][parity of the line][quad][position across][parity of the column, channel].
+constexpr int kQuad = 4, kQuadPoints = 7;
+struct QuadInput { // B': seven arrays to seven, `times` times; along a line, then down the lines
+    const float *in[kQuadPoints];
     float *out;
+    size_t next_point;        // floats from one output array to the next
+    int count, times;         // floats of an array
+    size_t next_in, next_out; // floats from one time to the next
 };
 
 struct Kernels {

@@ -177,6 +177,14 @@ inline I broadcast4(const uint8_t *p) {
 
 #include "quads.inl"
 
+// What an image's pixels become would fill half a vector, across two lines of the cache.
+void quad_input_zmm(const QuadInput &q) {
+    if (q.count <= W / 2)
+        kernels_avx2()->quad_input(q);
+    else
+        quad_input(q);
+}
+
 #include "tiles.inl"
 
 // --- 8 and 4 bit: vpdpbusd, four channels a step ---------------------------------------------------------------------
@@ -265,7 +273,7 @@ constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 2
 constexpr TileKernel dot_7bit("vpdpbusd", centred, {7, 8}, dots, 108);
 constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
-constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 8, 6>(), 1, Way::quads);
+constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 8>(), 1, Way::quads);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
 
 // Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
@@ -275,9 +283,24 @@ constexpr Winograd winograd_4bit =
     winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Way::winograd}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
-constexpr Kernels table = {"avx512",     integer,       &float_fma,         &float_quads, quad_input, depth_codes,
-                           depth_floats, finish_floats, lookup_offsets_zmm, pair_offsets, widen,      to_floats,
-                           sums_zmm,     maximum,       maximum_codes,      accumulate,   mix,        winograd};
+constexpr Kernels table = {"avx512",
+                           integer,
+                           &float_fma,
+                           &float_quads,
+                           quad_input_zmm,
+                           depth_codes,
+                           depth_floats,
+                           finish_floats,
+                           lookup_offsets_zmm,
+                           pair_offsets,
+                           widen,
+                           to_floats,
+                           sums_zmm,
+                           maximum,
+                           maximum_codes,
+                           accumulate,
+                           mix,
+                           winograd};
 
 } // namespace
 

@@ -87,21 +87,31 @@ void multiply(const Tile &t) {
 }
 
 void multiply_quad(const Tile &t) {
-    float m[kLanes][kQuadPositions] = {}, y[4];
+    const QuadTile &q = t.quads;
+    float halfway[kLanes][kQuad][kQuadPoints], y[kQuad];
     const float *w = reinterpret_cast<const float *>(t.panel);
-    for (int p = 0; p < kQuadPositions; ++p)
-        for (int tap = 0; tap < t.taps; ++tap) {
-            const float *in =
-                reinterpret_cast<const float *>(t.base + t.position * static_cast<size_t>(p) + t.offsets[tap]);
-            for (int s = 0; s < t.steps; ++s, w += kLanes)
-                for (int c = 0; c < kLanes; ++c)
-                    m[c][p] = std::fma(in[s], w[c], m[c][p]);
+    for (size_t down = 0; down < kQuadPoints; ++down) {
+        float m[kLanes][kQuadPoints] = {};
+        for (size_t across = 0; across < kQuadPoints; ++across)
+            for (size_t half = 0; half < 2; ++half) {
+                const float *in =
+                    reinterpret_cast<const float *>(t.base + q.line * (2 * down + half) + q.position * across);
+                for (int s = 0; s < t.steps; ++s, w += kLanes)
+                    for (int c = 0; c < kLanes; ++c)
+                        m[c][across] = std::fma(in[s], w[c], m[c][across]);
+            }
+        for (int c = 0; c < kLanes; ++c) {
+            quad_outputs(m[c], y);
+            for (int x = 0; x < kQuad; ++x)
+                halfway[c][x][down] = y[x];
         }
-    for (int c = 0; c < t.channels; ++c) {
-        quad_outputs(m[c], y);
-        for (int i = 0; i < t.pixels; ++i)
-            finish_float(t.epilogue, static_cast<size_t>(i), c, 1, y[i]);
     }
+    for (int c = 0; c < t.channels; ++c)
+        for (int x = 0; x < q.pixels; ++x) {
+            quad_outputs(halfway[c][x], y);
+            for (int line = 0; line < q.lines; ++line)
+                finish_float(t.epilogue, static_cast<size_t>(line) * q.width + x, c, 1, y[line]);
+        }
 }
 
 constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply}, quads[] = {multiply_quad};

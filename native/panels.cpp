@@ -176,8 +176,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
     if (kernel.way == Way::quads) {
         values = quad_weights(values, weight.shape);
-        taps = kQuadPositions * weight.shape[1];
-        in = 2 * in;
+        taps = kQuadPoints * kQuadPoints;
+        in = 4 * in;
     }
     const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);

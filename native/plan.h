@@ -46,9 +46,7 @@ struct WinogradStep {
 struct QuadStep {
     int across = 0;    // quads of a line
     int width = 0;     // floats of two input pixels
-    size_t row = 0;    // floats of a V
-    int ring = 0;      // input lines whose V is kept: line i in place i % ring
-    size_t line = 0;   // V: bytes per line
+    size_t line = 0;   // floats of what an input line becomes
     size_t pixels = 0; // floats of an input line with zeros around it
     size_t memory = 0; // arena: for each slot
     size_t bytes = 0;  // of one slot

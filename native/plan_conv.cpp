@@ -144,7 +144,8 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     const size_t line = 4 * static_cast<size_t>(out.w) * out.c;
     const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
     p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
-    p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach));
+    const int more = conv.quads ? 2 * (kQuad - 1) : 0; // whole quads at both ends
+    p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach + more));
     // No more memory than the result as a whole would take.
     const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
     p.slots = static_cast<int>(std::min<size_t>(conv.quads ? conv.quads->slots : kSlots, whole / p.bytes));
@@ -170,8 +171,8 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
             conv.kernel = &winograd->tile;
         const TileKernel &kernel = *conv.kernel;
         if (quads)
-            conv.taps = kQuadPositions * op.kernel[0];
-        conv.steps = ((quads ? 2 : 1) * conv.group_in + kernel.group - 1) / kernel.group;
+            conv.taps = kQuadPoints * kQuadPoints;
+        conv.steps = ((quads ? 4 : 1) * conv.group_in + kernel.group - 1) / kernel.group;
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
         conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
         if (conv.integer)
@@ -181,8 +182,8 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         if (winograd)
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
         if (quads)
-            conv.quads = plan_quads(conv, in, out, plan.images);
-        if (quads && conv.quads->bytes >= size_t(1) << 31) // offsets have 32 bits
+            conv.quads = plan_quads(conv, out, plan.images);
+        if (quads && conv.quads->bytes >= size_t(1) << 31) // floats are counted in 32 bits
             too_large(value, conv.quads->bytes);
         const bool in_pairs = kernel.input == Input::pairs;
         if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)

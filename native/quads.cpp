@@ -1,5 +1,5 @@
-// See quads.h; the transforms themselves are in quads.inl. V of every input line is made once and kept in a ring for
-// as long as output lines read it.
+// See quads.h; the transforms themselves are in quads.inl. An input line goes through the first transform once and is
+// kept in a ring for as long as quads read it.
 #include "quads.h"
 
 #include <algorithm>
@@ -10,65 +10,73 @@
 namespace anyprec {
 namespace {
 
-size_t whole_lines(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
-}
+constexpr size_t kSlack = 16; // floats that quad_input may read and write past the end
 
-struct Cut {
-    int first, end;
-};
-// Tile t of a line's quads: of `rows` or rows - 1.
-Cut tile_of(int quads, int rows, int t) {
-    const int tiles = (quads + rows - 1) / rows;
-    return {static_cast<int>(static_cast<int64_t>(quads) * t / tiles),
-            static_cast<int>(static_cast<int64_t>(quads) * (t + 1) / tiles)};
+size_t whole_lines(size_t floats) { // of the cache
+    return (4 * floats + 63) / 64 * 64;
 }
 
 } // namespace
 
 bool in_quads(const Op &op) {
-    return op.kind == OpKind::conv && op.groups == 1 && op.stride[1] == 2 && op.dilation[1] == 1 && op.kernel[1] >= 5 &&
-           op.kernel[1] <= 8;
+    const auto fits = [&op](int axis) {
+        return op.stride[axis] == 2 && op.dilation[axis] == 1 && op.kernel[axis] >= 5 && op.kernel[axis] <= 8;
+    };
+    return op.kind == OpKind::conv && op.groups == 1 && fits(0) && fits(1);
 }
 
-// In doubles, and the products by p are exact: FORMAT.md, conv.
-std::vector<float> quad_weights(const std::vector<float> &weights, const int (&shape)[4]) {
+namespace {
+
+// G g, at all points. In doubles, and the products by a point are exact: FORMAT.md, conv.
+void at_points(const double *g, size_t next, double (&u)[kQuadPoints]) {
     static constexpr double kPoints[] = {0, 1, -1, 2, -2, -0.5}, kDivisors[] = {2, -9, 3, 60, -36, -1.40625};
+    for (int i = 0; i < kQuadPoints - 1; ++i) {
+        const double p = kPoints[i];
+        u[i] = (((g[3 * next] * p + g[2 * next]) * p + g[next]) * p + g[0]) / kDivisors[i];
+    }
+    u[kQuadPoints - 1] = g[3 * next];
+}
+
+} // namespace
+
+std::vector<float> quad_weights(const std::vector<float> &weights, const int (&shape)[4]) {
     const int out = shape[0], height = shape[1], width = shape[2], in = shape[3];
-    std::vector<float> all(static_cast<size_t>(out) * kQuadPositions * height * 2 * in);
-    float *to = all.data();
+    const size_t channels = 4 * static_cast<size_t>(in);
+    std::vector<float> all(static_cast<size_t>(out) * kQuadPoints * kQuadPoints * channels);
     for (int o = 0; o < out; ++o)
-        for (int position = 0; position < kQuadPositions; ++position)
-            for (int y = 0; y < height; ++y)
-                for (int pair = 0; pair < 2 * in; ++pair) {
-                    double g[4]; // every second column
-                    for (int i = 0; i < 4; ++i) {
-                        const int x = 2 * i + pair / in;
-                        const size_t at = ((static_cast<size_t>(o) * height + y) * width + x) * in + pair % in;
-                        g[i] = x < width ? weights[at] : 0;
-                    }
-                    if (position == kQuadPositions - 1) {
-                        *to++ = static_cast<float>(g[3]);
-                        continue;
-                    }
-                    const double p = kPoints[position];
-                    *to++ = static_cast<float>((((g[3] * p + g[2]) * p + g[1]) * p + g[0]) / kDivisors[position]);
+        for (size_t k = 0; k < channels; ++k) {
+            const int parity = static_cast<int>(k) / in, c = static_cast<int>(k) % in;
+            double lines[kQuad][kQuadPoints], u[kQuadPoints];
+            for (int i = 0; i < kQuad; ++i) {
+                double g[kQuad] = {}; // every second column
+                const int y = 2 * i + parity / 2;
+                for (int j = 0; j < kQuad; ++j) {
+                    const int x = 2 * j + parity % 2;
+                    if (y < height && x < width)
+                        g[j] = weights[((static_cast<size_t>(o) * height + y) * width + x) * in + c];
                 }
+                at_points(g, 1, lines[i]);
+            }
+            for (size_t across = 0; across < kQuadPoints; ++across) {
+                at_points(lines[0] + across, kQuadPoints, u);
+                for (size_t down = 0; down < kQuadPoints; ++down) {
+                    const size_t position = (static_cast<size_t>(o) * kQuadPoints + down) * kQuadPoints + across;
+                    all[position * channels + k] = static_cast<float>(u[down]);
+                }
+            }
+        }
     return all;
 }
 
-std::unique_ptr<QuadStep> plan_quads(const ConvStep &conv, const Shape &in, const Shape &out, int images) {
-    const Op &op = *conv.op;
+std::unique_ptr<QuadStep> plan_quads(const ConvStep &conv, const Shape &out, int images) {
     auto q = std::make_unique<QuadStep>();
-    q->across = (out.w + 3) / 4;
-    q->width = 2 * in.c;
-    q->row = (static_cast<size_t>(q->width) + 7) / 8 * 8;
-    q->ring = std::min((op.kernel[0] - 1) * op.dilation[0] + 1, in.h);
-    q->line = 4 * q->row * kQuadPositions * static_cast<size_t>(q->across);
-    q->pixels = (4 * static_cast<size_t>(q->across) + 3) * static_cast<size_t>(q->width) + 8;
-    const size_t zeros = whole_lines(4 * q->row * kQuadPositions), ring = static_cast<size_t>(q->ring);
-    q->bytes = zeros + whole_lines(q->line * ring) + whole_lines(4 * q->pixels) + whole_lines(4 * ring) +
-               whole_lines(4 * static_cast<size_t>(op.kernel[0]) * q->across);
+    q->across = (out.w + kQuad - 1) / kQuad;
+    q->width = 2 * conv.group_in;
+    const size_t across = static_cast<size_t>(q->across), width = static_cast<size_t>(q->width);
+    q->line = whole_lines(kQuadPoints * across * width + kSlack) / 4;
+    q->pixels = (kQuad * across + kQuadPoints - kQuad) * width + kSlack;
+    // A line of zeros, the ring, V, a line of the input, and which lines the ring has.
+    q->bytes = 4 * q->line * (1 + 4 * kQuadPoints) + whole_lines(q->pixels) + whole_lines(2 * kQuadPoints);
     // No more memory than the result takes.
     const size_t whole = 4 * static_cast<size_t>(images) * out.h * out.w * out.c;
     q->slots = static_cast<int>(std::clamp<size_t>(whole / q->bytes, 1, kSlots));
@@ -77,83 +85,66 @@ std::unique_ptr<QuadStep> plan_quads(const ConvStep &conv, const Shape &in, cons
 
 QuadLines::QuadLines(const ConvStep &conv, const Kernels &k, uint8_t *memory, int image, uint8_t *slot)
     : c(conv), q(*conv.quads), kernels(k), arena(memory), n(image) {
-    const auto take = [&slot](size_t bytes) {
-        uint8_t *here = slot;
-        slot += whole_lines(bytes);
-        return here;
-    };
-    const size_t row = 4 * q.row * kQuadPositions;
-    zeros = take(row);
-    ring = take(q.line * static_cast<size_t>(q.ring));
-    pixels = reinterpret_cast<float *>(take(4 * q.pixels));
-    held = reinterpret_cast<int32_t *>(take(4 * static_cast<size_t>(q.ring)));
-    offsets = reinterpret_cast<int32_t *>(slot);
-    std::memset(zeros, 0, row);
-    std::fill(held, held + q.ring, -1);
+    zeros = reinterpret_cast<float *>(slot);
+    ring = zeros + q.line;
+    v = ring + q.line * kRing;
+    pixels = v + q.line * kRing;
+    held = reinterpret_cast<int32_t *>(reinterpret_cast<uint8_t *>(pixels) + whole_lines(q.pixels));
+    std::fill(zeros, zeros + q.line, 0.0f);
     std::fill(pixels, pixels + q.pixels, 0.0f);
+    std::fill(held, held + kRing, -1);
 }
 
-// Line iy of the input, which lies inside the image, becomes V in its place of the ring.
-void QuadLines::transform(int iy) const {
-    const int place = iy % q.ring;
-    if (held[place] == iy)
-        return;
-    held[place] = iy;
+// Of the lines with those of the padding; `number` may lie anywhere.
+const float *QuadLines::line(int number) const {
+    const int64_t y = static_cast<int64_t>(number) - c.op->pad[0];
+    if (y < 0 || y >= c.in_height)
+        return zeros;
+    float *to = ring + q.line * static_cast<size_t>(number % kRing);
+    if (held[number % kRing] == number)
+        return to;
+    held[number % kRing] = number;
     const size_t channels = static_cast<size_t>(c.group_in), left = channels * static_cast<size_t>(c.op->pad[1]);
     const uint8_t *from = arena + c.input.offset + c.input.image * static_cast<size_t>(n) +
-                          c.input.pixel * (1 + static_cast<size_t>(iy) * static_cast<size_t>(c.in_width));
-    if (left < q.pixels) // what does not fit, no output reads
-        std::memcpy(pixels + left, from, 4 * std::min(channels * static_cast<size_t>(c.in_width), q.pixels - left));
-    kernels.quad_input(
-        {pixels, q.across, q.width, q.row, reinterpret_cast<float *>(ring + q.line * static_cast<size_t>(place))});
+                          c.input.pixel * (1 + static_cast<size_t>(y) * static_cast<size_t>(c.in_width));
+    const size_t room = q.pixels - kSlack; // what does not fit, no output reads
+    if (left < room)
+        std::memcpy(pixels + left, from, 4 * std::min(channels * static_cast<size_t>(c.in_width), room - left));
+    const size_t width = static_cast<size_t>(q.width);
+    QuadInput across{{}, to, width, q.width, q.across, kQuad * width, kQuadPoints * width};
+    for (size_t i = 0; i < kQuadPoints; ++i)
+        across.in[i] = pixels + width * i;
+    kernels.quad_input(across);
+    return to;
 }
 
-void QuadLines::set_offsets(int y, int rows) const {
-    const Op &op = *c.op;
-    const size_t quad = 4 * q.row * kQuadPositions;
-    int32_t *to = offsets;
-    for (int t = 0; t < (q.across + rows - 1) / rows; ++t) {
-        const Cut cut = tile_of(q.across, rows, t);
-        for (int i = 0; i < op.kernel[0]; ++i) {
-            const int64_t iy = static_cast<int64_t>(y) * op.stride[0] - op.pad[0] + i * op.dilation[0];
-            const bool inside = iy >= 0 && iy < c.in_height;
-            const size_t line =
-                inside ? static_cast<size_t>(ring - zeros) + q.line * static_cast<size_t>(iy % q.ring) : 0;
-            for (int r = cut.first; r < cut.end; ++r)
-                *to++ = inside ? static_cast<int32_t>(line + quad * static_cast<size_t>(r)) : 0;
-        }
+void QuadLines::lines(int y, float *out) const {
+    const int floats = kQuadPoints * q.across * q.width;
+    for (int parity = 0; parity < 2; ++parity) {
+        QuadInput down{{}, v + q.line * static_cast<size_t>(parity), 2 * q.line, floats, 1, 0, 0};
+        for (int i = 0; i < kQuadPoints; ++i)
+            down.in[i] = line(2 * (y + i) + parity);
+        kernels.quad_input(down);
     }
-}
-
-void QuadLines::line(int y, float *out) const {
-    const Op &op = *c.op;
     const TileKernel &kernel = *c.kernel;
     const int rows = kernel.rows[kernel.shifts], tiles = (q.across + rows - 1) / rows; // the widest have fewest
-    for (int i = 0; i < op.kernel[0]; ++i) {
-        const int64_t iy = static_cast<int64_t>(y) * op.stride[0] - op.pad[0] + i * op.dilation[0];
-        if (iy >= 0 && iy < c.in_height)
-            transform(static_cast<int>(iy));
-    }
-    set_offsets(y, rows);
     Tile tile{};
-    tile.base = zeros;
-    tile.taps = op.kernel[0];
     tile.steps = q.width;
-    tile.position = 4 * q.row;
+    tile.quads = {4 * static_cast<size_t>(q.width), 4 * q.line, 0, 0, c.out_width};
+    tile.quads.lines = std::min(kQuad, c.out_pixels / c.out_width - y);
     for (const Block &block : c.blocks) {
         tile.panel = c.panel->data + block.panel;
         tile.channels = block.channels;
-        tile.offsets = offsets;
         tile.epilogue = epilogue_at(c, arena, n, y * c.out_width, block.first);
         if (out)
             tile.epilogue.out = out + block.first;
         for (int t = 0; t < tiles; ++t) {
-            const Cut cut = tile_of(q.across, rows, t);
-            const int quads = cut.end - cut.first;
-            tile.pixels = std::min(4 * quads, c.out_width - 4 * cut.first);
-            kernel.tiles[block.shift][quads - 1](tile);
-            tile.offsets += op.kernel[0] * quads;
-            advance(tile.epilogue, tile.pixels);
+            const int first = static_cast<int>(static_cast<int64_t>(q.across) * t / tiles);
+            const int end = static_cast<int>(static_cast<int64_t>(q.across) * (t + 1) / tiles);
+            tile.base = reinterpret_cast<const uint8_t *>(v + static_cast<size_t>(kQuadPoints * first * q.width));
+            tile.quads.pixels = std::min(kQuad * end, c.out_width) - kQuad * first;
+            kernel.tiles[block.shift][end - first - 1](tile);
+            advance(tile.epilogue, tile.quads.pixels);
         }
     }
 }

@@ -12,32 +12,32 @@ namespace anyprec {
 // FORMAT.md, conv.
 bool in_quads(const Op &op);
 
-// (G g) of all pairs of pixels: weights (out, kh, kw, in) to [position][kh][2 in] of one output channel after another.
+// G g G' of all two by two pixels: weights (out, kh, kw, in) to [position down][across][4 in] of one output channel
+// after another.
 std::vector<float> quad_weights(const std::vector<float> &weights, const int (&shape)[4]);
 
 // conv has its kernel, blocks, panel and input already.
-std::unique_ptr<QuadStep> plan_quads(const ConvStep &conv, const Shape &in, const Shape &out, int images);
+std::unique_ptr<QuadStep> plan_quads(const ConvStep &conv, const Shape &out, int images);
 
-// Computes lines of one image's output, best in order: what two of them read is transformed once. `memory` is one of
-// the step's slots. Allocates nothing.
+// Computes lines of one image's output, best in order: what two quads read, one above the other, goes through its first
+// transform once. `memory` is one of the step's slots. Allocates nothing.
 class QuadLines {
   public:
     QuadLines(const ConvStep &conv, const Kernels &k, uint8_t *arena, int image, uint8_t *memory);
-    void line(int y, float *out = nullptr) const; // `out`, if given, is where the line goes
+    void lines(int y, float *out = nullptr) const; // y .. y + 4, y a multiple of 4; `out`: where line y goes, if given
 
   private:
+    static constexpr int kRing = 2 * kQuadPoints; // input lines under a quad
     const ConvStep &c;
     const QuadStep &q;
     const Kernels &kernels;
     uint8_t *arena;
     int n;
-    uint8_t *zeros, *ring; // V of nothing, and of the lines held
-    float *pixels;         // a line of the input between zeros
-    int32_t *held;         // by place in the ring: which line of the input it is of, -1: none
-    int32_t *offsets;      // of the line in the making: [tile][kh][quads of the tile]
+    float *zeros, *ring, *v; // lines through the first transform: of nothing, the last ones; and through both
+    float *pixels;           // a line of the input between zeros
+    int32_t *held;           // by place in the ring: which line it is, -1: none
 
-    void transform(int iy) const;
-    void set_offsets(int y, int rows) const;
+    const float *line(int number) const;
 };
 
 } // namespace anyprec

@@ -35,23 +35,15 @@ template <typename Inner> struct Loop {
     }
 
     // All steps of all taps; sums hold any number.
-    template <bool Fetch, int R, int V>
-    static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *base, const uint8_t *&panel, Vector (&acc)[R][V]) {
+    template <int R, int V> static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V]) {
         const uint8_t *ahead = t.ahead;
         for (int tap = 0; tap < t.taps; ++tap) {
             const Code *in[R];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
-                in[r] = reinterpret_cast<const Code *>(base + t.offsets[tap * R + r]);
-            if (!Fetch && t.steps == 6) { // quads of three channels
-#pragma GCC unroll 6
-                for (int s = 0; s < 6; ++s)
-                    step(in, s, panel, acc);
-                continue;
-            }
+                in[r] = reinterpret_cast<const Code *>(t.base + t.offsets[tap * R + r]);
             for (int s = 0; s < t.steps; ++s, ahead += t.ahead_bytes) {
-                if (Fetch)
-                    prefetch_far(ahead);
+                prefetch_far(ahead);
                 step(in, s, panel, acc);
             }
         }
@@ -91,7 +83,7 @@ template <typename Inner> struct Loop {
                 acc[r][v] = Vector{};
         const uint8_t *panel = t.panel;
         if constexpr (Inner::kHold == 0)
-            sum<true>(t, t.base, panel, acc);
+            sum(t, panel, acc);
         else
             sum_in_parts(t, panel, acc, totals);
         totals.finish(t, acc);
@@ -175,45 +167,73 @@ struct Multiply {
     };
 };
 
-// The same in quads: rows are quads, sums are made position by position.
+// The same in quads: rows are quads, sums are made position by position. Across, 7 become 4 at once; down, when all are
+// there.
 struct QuadTiles {
     template <int R, int V> static void tile(const Tile &t) {
-        constexpr int kWidth = W * V;
-        alignas(64) float sums[kQuadPositions][R * kWidth];
-        const uint8_t *panel = t.panel;
-        for (int p = 0; p < kQuadPositions; ++p) {
-            F acc[R][V];
+        constexpr size_t kWidth = W * V, kLine = kQuad * R * kWidth;
+        const QuadTile &q = t.quads;
+        alignas(64) float sums[kQuadPoints][R * kWidth], halfway[kQuadPoints][kLine]; // [quad], [pixel]
+        const uint8_t *panel = t.panel, *base = t.base;
+        for (int down = 0; down < kQuadPoints; ++down, base += 2 * q.line) {
+            for (size_t across = 0; across < kQuadPoints; ++across) {
+                F acc[R][V];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
+                for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    acc[r][v] = F{};
-            Loop<Multiply>::sum<false>(t, t.base + t.position * static_cast<size_t>(p), panel, acc);
+                    for (int v = 0; v < V; ++v)
+                        acc[r][v] = F{};
+                for (size_t half = 0; half < 2; ++half) {
+                    const float *in[R];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
+                    for (size_t r = 0; r < R; ++r)
+                        in[r] = reinterpret_cast<const float *>(base + q.line * half +
+                                                                q.position * (kQuadPoints * r + across));
+                    if (t.steps == 6) { // three channels
+#pragma GCC unroll 6
+                        for (int s = 0; s < 6; ++s)
+                            Loop<Multiply>::step(in, s, panel, acc);
+                        continue;
+                    }
+                    for (int s = 0; s < t.steps; ++s)
+                        Loop<Multiply>::step(in, s, panel, acc);
+                }
 #pragma GCC unroll 8
-                for (int v = 0; v < V; ++v)
-                    store(sums[p] + W * (r * V + v), acc[r][v], W);
-        }
-        const Epilogue &e = t.epilogue;
-        const bool direct = as_they_are(e) && t.channels == kWidth && t.pixels == 4 * R;
-        alignas(64) float outputs[4 * R * kWidth];
-        float *to = direct ? e.out : outputs;
-        const size_t stride = direct ? e.out_stride : kWidth;
-        for (int r = 0; r < R; ++r, to += 4 * stride)
-#pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) {
-                F m[kQuadPositions], y[4];
-#pragma GCC unroll 7
-                for (int p = 0; p < kQuadPositions; ++p)
-                    m[p] = load(sums[p] + W * (r * V + v), W);
-                quad_outputs(m, y);
-#pragma GCC unroll 4
-                for (size_t i = 0; i < 4; ++i)
-                    store(to + i * stride + W * v, y[i], W);
+                for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                    for (size_t v = 0; v < V; ++v)
+                        store(sums[across] + W * (r * V + v), acc[r][v], W);
             }
-        if (!direct)
-            finish_floats(outputs, kWidth, t.pixels, t.channels, e);
+            for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (size_t v = 0; v < V; ++v)
+                    outputs(sums[0] + W * (r * V + v), R * kWidth, halfway[down] + kQuad * r * kWidth + W * v, kWidth);
+        }
+        Epilogue e = t.epilogue;
+        if (as_they_are(e) && t.channels == kWidth && q.pixels == kQuad * R && q.lines == kQuad) {
+            const size_t line = e.out_stride * static_cast<size_t>(q.width);
+            for (size_t i = 0; i < kQuad * R; ++i)
+#pragma GCC unroll 4
+                for (size_t v = 0; v < V; ++v)
+                    outputs(halfway[0] + i * kWidth + W * v, kLine, e.out + i * e.out_stride + W * v, line);
+            return;
+        }
+        for (size_t i = 0; i < kLine; i += W)
+            outputs(halfway[0] + i, kLine, halfway[0] + i, kLine);
+        for (int y = 0; y < q.lines; ++y, advance(e, q.width))
+            finish_floats(halfway[y], kWidth, q.pixels, t.channels, e);
+    }
+
+    // Seven vectors to four.
+    static ANYPREC_INLINE void outputs(const float *from, size_t next_from, float *to, size_t next_to) {
+        F m[kQuadPoints], y[kQuad];
+#pragma GCC unroll 7
+        for (size_t p = 0; p < kQuadPoints; ++p)
+            m[p] = load(from + next_from * p, W);
+        quad_outputs(m, y);
+#pragma GCC unroll 4
+        for (size_t i = 0; i < kQuad; ++i)
+            store(to + next_to * i, y[i], W);
     }
 };
 

@@ -43,6 +43,7 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
         one = window([1, 1], [1, 1], [0] * 4, [1, 1])
         for integer in (False, True):
             yield "pooled", first_layer(one, pool, integer=integer), images((2, 62, 68), c=3)[0]
+        yield "in quads, pooled", first_layer(window(*QUADS["7x7"]), pool), images((1, 123, 130), c=3)[0]
     for frame in FRAMES:
         yield "framed", first_layer(window(*frame), POOLS["overlapping"]), images((2, 17, 21), c=3)[0]
     for name, place in QUADS.items():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from engine_check import assert_exact, usable_isas
 from kernel_graphs import QUADS, float_graph
+from test_first_layers import POOLS, first_layer, window
 
 from anyprec.run import oracle_ops
 
@@ -12,10 +13,13 @@ ISAS = usable_isas()
 QUAD_ENDINGS = [(3, 64, "sums"), (1, 5, "float"), (4, 83, "added"), (13, 16, "float")]
 PLAIN = {  # as QUADS
     "stride 1": ([7, 7], [2, 1], [3] * 4, [1, 1]),
-    "stride 3": ([7, 7], [2, 3], [3] * 4, [1, 1]),
-    "4 columns": ([4, 4], [2, 2], [1] * 4, [1, 1]),
-    "9 columns": ([9, 9], [2, 2], [4] * 4, [1, 1]),
+    "stride 3": ([7, 7], [3, 2], [3] * 4, [1, 1]),
+    "4 columns": ([7, 4], [2, 2], [1] * 4, [1, 1]),
+    "4 lines": ([4, 7], [2, 2], [1] * 4, [1, 1]),
+    "9 columns": ([8, 9], [2, 2], [4] * 4, [1, 1]),
+    "9 lines": ([9, 8], [2, 2], [4] * 4, [1, 1]),
     "columns apart": ([5, 5], [2, 2], [4] * 4, [1, 2]),
+    "lines apart": ([5, 5], [2, 2], [4] * 4, [2, 1]),
 }
 
 
@@ -44,25 +48,36 @@ def test_all_others_are_plain_sums(place, tmp_path):
         assert not any("in quads" in w for w in work), (isa, work)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pool_behind_them(pool, tmp_path):
+    """Bands of lines begin and end within quads, and with threads some quads are made twice."""
+    graph = first_layer(window(*QUADS["7x7"]), POOLS[pool], clip=pool in ("spread", "apart"))
+    x = np.random.default_rng(1).standard_normal((2, 123, 130, 3)).astype(F32)  # 62 x 65 x 72: more than 1 MiB
+    for isa, work in steps_of(assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2, 5)), x).items():
+        assert len(work) == 1 and "in quads" in work[0] and work[0].endswith(", pool"), (isa, work)
+
+
 def test_what_is_no_number_stays_in_its_quads(tmp_path):
-    """Infinity and NaN may reach the other outputs of a quad, and no further."""
+    """Infinity and NaN may reach the other outputs of a quad that reads them, and no further."""
     graph = float_graph(QUADS["7x7"], 3, 16)
     x = np.random.default_rng(1).standard_normal((2, 20, 64, 3)).astype(F32)
-    x[0, 4, 8, 1], x[1, 15, 50, 2] = np.nan, np.inf
+    x[0, 4, 8, 1], x[1, 15, 50, 2] = np.nan, np.inf  # under lines 1 .. 3 and columns 3 .. 5; 6 .. 9 and 24 .. 26
     for model in assert_exact(graph, [x], tmp_path / "net.apm", ISAS).values():
         y = model(x)
         finite = np.isfinite(y).all(-1)
-        assert not finite.all()
-        assert finite[0, 5:].all() and finite[0, :, 8:].all() and finite[1, :6].all() and finite[1, :, :20].all()
+        assert not finite[0, 1:4, 3:6].any() and not finite[1, 6:10, 24:27].any()
+        assert finite[0, 4:].all() and finite[0, :, 8:].all() and finite[1, :4].all()
+        assert finite[1, :, :20].all() and finite[1, :, 28:].all()
 
 
 @pytest.mark.parametrize("place", QUADS)
-def test_as_near_to_the_exact_sum_as_a_plain_one(place):
-    """Errors over all outputs are little larger than those of a sum in the order of K; more so where that is short."""
+@pytest.mark.parametrize("values", ["random", "standard_normal"])
+def test_near_to_the_exact_sum(place, values):
+    """Errors over all outputs, beside those of a sum in the order of K: 3 times on an image, 5 to 6 without a mean."""
     rng = np.random.default_rng(2)
     kernel, stride, pad, dilation = QUADS[place]
     w = (rng.standard_normal((32, *kernel, 3)) / 10).astype(F32)
-    x = rng.random((2, 20, 64, 3)).astype(F32)
+    x = getattr(rng, values)((2, 20, 64, 3)).astype(F32)
     in_quads = oracle_ops.conv_float(x, w, 1, stride, pad, dilation)
     (oh, ow), taps = oracle_ops.window_taps(x.shape, kernel, stride, pad, dilation)
     exact, plain = np.zeros((2, oh, ow, 32), F64), np.zeros((2, oh, ow, 32), F32)
@@ -71,5 +86,6 @@ def test_as_near_to_the_exact_sum_as_a_plain_one(place):
             product = np.multiply(x[:, iy, ix, k, None], w[:, i, j, k], dtype=F64)
             exact[:, oy, ox] += product
             plain[:, oy, ox] = (product + plain[:, oy, ox]).astype(F32)
-    error, usual = (np.sqrt(np.mean((y - exact) ** 2)) for y in (in_quads, plain))
-    assert 0 < error < (1.5 if place == "7x7" else 3) * usual, (error, usual)
+    size, error, usual = (np.sqrt(np.mean(y**2)) for y in (exact, in_quads - exact, plain - exact))
+    assert 0 < error < 1.5e-6 * size, (error, size)
+    assert error < (4 if values == "random" else 6.5) * usual, (error, usual)

@@ -149,8 +149,8 @@ def conv_float(
 ) -> np.ndarray:
     """acc = fma(x, w, acc) in the order of K, or in quads: (N, OH, OW, out) float32."""
     out, kh, kw, inside = w.shape
-    if groups == 1 and stride[1] == 2 and dilation[1] == 1 and 5 <= kw <= 8:
-        return conv_quads(x, w, stride, pad, dilation)
+    if groups == 1 and set(stride) == {2} and set(dilation) == {1} and min(kh, kw) >= 5 and max(kh, kw) <= 8:
+        return conv_quads(x, w, pad)
     (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation)
     split = x.reshape(*x.shape[:3], groups, inside, 1).astype(F64)
     w = w.reshape(groups, out // groups, kh, kw, inside).astype(F64)
@@ -175,53 +175,64 @@ QUAD_INPUT = (
 )
 
 
-def conv_quads(
-    x: np.ndarray, w: np.ndarray, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
-) -> np.ndarray:
-    """Four outputs of a line at a time, by seven products: FORMAT.md, conv."""
-    out, kh, kw, inside = w.shape
-    (oh, ow), _ = window_taps(x.shape, (kh, kw), stride, pad, dilation)
-    quads = -(-ow // 4)
-    pairs = 4 * quads + 3
-    # Lines between zeros, as pairs of pixels: (N, H, pairs, 2 in).
-    lines = np.zeros((x.shape[0], x.shape[1], 2 * pairs, inside), F32)
-    width = max(0, min(x.shape[2], 2 * pairs - pad[1]))
-    lines[:, :, pad[1] : pad[1] + width] = x[:, :, :width]
-    lines = lines.reshape(*x.shape[:2], pairs, 2 * inside)
-    g = np.zeros((out, kh, 8, inside), F64)
-    g[:, :, :kw] = w
-    g = g.reshape(out, kh, 4, 2 * inside)
+def conv_quads(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
+    """Four by four outputs at a time, by 49 products for each channel of two by two pixels: FORMAT.md, conv."""
+    batch, out, inside = x.shape[0], w.shape[0], w.shape[3]
+    (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (2, 2), pad, (1, 1))
+    high, wide = -(-oh // 4), -(-ow // 4)
 
-    m = []
+    def two_by_two(values: np.ndarray, rows: int, columns: int) -> np.ndarray:  # (..., 2 rows, 2 columns, in)
+        split = values.reshape(-1, rows, 2, columns, 2, inside).transpose(0, 1, 3, 2, 4, 5)
+        return split.reshape(-1, rows, columns, 4 * inside)
+
+    framed = np.zeros((batch, 8 * high + 6, 8 * wide + 6, inside), F32)
+    height, width = (max(0, min(x.shape[1 + i], framed.shape[1 + i] - pad[i])) for i in (0, 1))
+    framed[:, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = x[:, :height, :width]
+    d = two_by_two(framed, 4 * high + 3, 4 * wide + 3)
+    g = np.zeros((out, 8, 8, inside), F64)
+    g[:, : w.shape[1], : w.shape[2]] = w
+    g = two_by_two(g, 4, 4)
+
+    u = quad_weights(quad_weights(g, 2), 1).astype(F32)  # (out, 7, 7, 4 in)
+    v = quad_input(quad_input(d, 2, wide), 1, high)  # (N, high, 7, wide, 7, 4 in)
+    m = np.zeros((*v.shape[:-1], out), F32)
+    for k in range(4 * inside):
+        weights = u[..., k].transpose(1, 2, 0)  # (7, 7, out)
+        m = fma(v[..., k, None], weights[None, None, :, None], m)
+    y = quad_outputs(quad_outputs(m, 4), 2)  # (N, high, 4, wide, 4, out)
+    return y.reshape(batch, 4 * high, 4 * wide, out)[:, :oh, :ow]
+
+
+def quad_weights(g: np.ndarray, axis: int) -> np.ndarray:
+    """G g along an axis: 4 -> 7, in double precision."""
+    g0, g1, g2, g3 = np.moveaxis(g, axis, 0)
+    points = zip(QUAD_POINTS, QUAD_DIVISORS, strict=True)
+    return np.stack([(((g3 * p + g2) * p + g1) * p + g0) / f for p, f in points] + [g3], axis)
+
+
+def quad_input(d: np.ndarray, axis: int, quads: int) -> np.ndarray:
+    """B'd along an axis: 4 quads + 3 -> (quads, 7)."""
+    d = np.moveaxis(d, axis, 0)
+    v = np.zeros((len(QUAD_INPUT), quads, *d.shape[1:]), F32)
     for position, factors in enumerate(QUAD_INPUT):
-        if position == len(QUAD_POINTS):
-            u = g[:, :, 3].astype(F32)
-        else:
-            p = QUAD_POINTS[position]
-            polynomial = ((g[:, :, 3] * p + g[:, :, 2]) * p + g[:, :, 1]) * p + g[:, :, 0]
-            u = (polynomial / QUAD_DIVISORS[position]).astype(F32)
-        v = np.zeros((*x.shape[:2], quads, 2 * inside), F32)
         for i, factor in enumerate(factors):
             if factor:
-                v = fma(np.array(factor, F32), lines[:, :, i : i + 4 * quads : 4], v)
-        acc = np.zeros((x.shape[0], oh, quads, out), F32)
-        for y in range(oh):
-            for i in range(kh):
-                iy = y * stride[0] - pad[0] + i * dilation[0]
-                row = v[:, iy] if 0 <= iy < x.shape[1] else np.zeros_like(v[:, 0])
-                for k in range(2 * inside):
-                    acc[:, y] = fma(row[:, :, k, None], u[:, i, k], acc[:, y])
-        m.append(acc)
+                v[position] = fma(np.array(factor, F32), d[i : i + 4 * quads : 4], v[position])
+    return np.moveaxis(v, (1, 0), (axis, axis + 1))
 
-    sum1, difference1, sum2, difference2 = m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]
+
+def quad_outputs(m: np.ndarray, axis: int) -> np.ndarray:
+    """A'm along an axis: 7 -> 4."""
+    m0, m1, m2, m3, m4, m5, m6 = np.moveaxis(m, axis, 0)
+    sum1, difference1, sum2, difference2 = m1 + m2, m1 - m2, m3 + m4, m3 - m4
 
     def mixed(a: np.ndarray, factor: float, b: np.ndarray, last: float) -> np.ndarray:
-        return fma(m[5], np.array(last, F32), fma(b, np.array(factor, F32), a))
+        return fma(m5, np.array(last, F32), fma(b, np.array(factor, F32), a))
 
-    y0 = m[0] + sum1 + sum2 + m[5]
+    y0 = m0 + sum1 + sum2 + m5
     y1, y2 = mixed(difference1, 2, difference2, -0.5), mixed(sum1, 4, sum2, 0.25)
-    y3 = mixed(difference1, 8, difference2, -0.125) + m[6]
-    return np.stack([y0, y1, y2, y3], axis=3).reshape(x.shape[0], oh, 4 * quads, out)[:, :, :ow]
+    y3 = mixed(difference1, 8, difference2, -0.125) + m6
+    return np.stack([y0, y1, y2, y3], axis)
 
 
 # --- Pooling ------------------------------------------------------------------------------------------------
