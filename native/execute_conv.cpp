@@ -208,7 +208,6 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
     const size_t element = kernel.input == Input::codes ? 1 : kernel.input == Input::wide ? 2 : 4;
     RowsOf rows;
     Tile tile{};
-    tile.taps = c.taps;
     tile.steps = c.steps;
     tile.hold = c.panel->hold;
     for (int b = first; b < end; ++b) {
@@ -226,12 +225,18 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
         if (c.sums.pixel)
             tile.epilogue.window = reinterpret_cast<const int32_t *>(arena + c.windows) +
                                    (static_cast<size_t>(n) * c.groups + group) * c.out_pixels + rows.row;
-        const size_t bytes = static_cast<size_t>(c.taps) * c.steps * (vector_bytes(kernel) << block.shift);
-        const size_t share = set_ahead(tile, c, bytes, rows.end - rows.first, part == 0, part + 1 == parts);
+        const size_t tap = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // bytes
+        tile.taps = c.taps;
+        const size_t share =
+            set_ahead(tile, c, tap * static_cast<size_t>(c.taps), rows.end - rows.first, part == 0, part + 1 == parts);
+        const uint8_t *panel = tile.panel;
         const TileFunction *functions = kernel.tiles[block.shift];
         for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
             const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];
+            const TapRange &taps = rows.offsets->taps[t];
             tile.offsets = rows.offsets->bytes.data() + rows.offsets->first_offset[t];
+            tile.taps = taps.end - taps.first;
+            tile.panel = panel + tap * static_cast<size_t>(taps.first);
             rows.floats.turn();
             rows.codes.turn();
             functions[count - 1](tile);

@@ -162,7 +162,7 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
     if (conv.depthwise) {
         conv.input = place(value);
         conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
-        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels);
+        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels, false);
     } else {
         const bool quads = !conv.integer && in_quads(op);
         conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : quads ? kernels.quads : kernels.floats;
@@ -201,8 +201,8 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         }
         for (const Block &block : conv.blocks)
             if (kernel.way == Way::plain)
-                conv.offsets[block.shift] =
-                    taps.offsets(read, from, out, kernel.rows[block.shift], conv.input.pixel, whole, in_pairs);
+                conv.offsets[block.shift] = taps.offsets(read, from, out, kernel.rows[block.shift], conv.input.pixel,
+                                                         whole, conv.integer, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);

@@ -1,6 +1,8 @@
 // See taps.h.
 #include "taps.h"
 
+#include <utility>
+
 namespace anyprec {
 namespace {
 
@@ -63,31 +65,95 @@ std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Sh
     return entry;
 }
 
+namespace {
+
+// The first rows of tiles, none of which reaches past one of `ends`; then the end. Of rows or rows - 1 each; pairs stay
+// together: there the last one is short.
+std::vector<int> cut_tiles(const std::vector<int> &ends, int rows, bool in_pairs) {
+    std::vector<int> first;
+    int start = 0;
+    for (const int end : ends) {
+        const int64_t count = end - start, tiles = (count + rows - 1) / rows;
+        for (int64_t t = 0; t < tiles; ++t)
+            first.push_back(start + static_cast<int>(in_pairs ? t * rows : count * t / tiles));
+        start = end;
+    }
+    first.push_back(start);
+    return first;
+}
+
+// Where lines begin that have other lines of the kernel inside the image than those before, and the end.
+std::vector<int> where_lines_differ(const Op &op, const Shape &in, const Shape &out, bool in_pairs) {
+    const auto inside = [&](int y) {
+        int first = 0, end = 0;
+        for (int i = 0; i < op.kernel[0]; ++i) {
+            const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0];
+            first += iy < 0;
+            end += iy < in.h;
+        }
+        return std::make_pair(first, end);
+    };
+    std::vector<int> ends;
+    for (int y = 1; y < out.h; ++y)
+        if (inside(y) != inside(y - 1) && !(in_pairs && y * out.w % 2))
+            ends.push_back(y * out.w);
+    ends.push_back(out.h * out.w);
+    return ends;
+}
+
+// Which taps some row of first .. end has inside the image: one at least.
+TapRange used_taps(const std::vector<int32_t> &taps, int count, int first, int end) {
+    const auto used = [&](int tap) {
+        for (int r = first; r < end; ++r)
+            if (taps[static_cast<size_t>(r) * count + tap])
+                return true;
+        return false;
+    };
+    TapRange range = {0, count};
+    while (range.end > 1 && !used(range.end - 1))
+        --range.end;
+    while (range.first + 1 < range.end && !used(range.first))
+        ++range.first;
+    return range;
+}
+
+} // namespace
+
 std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                             int whole, bool in_pairs) {
+                                             int whole, bool trimmed, bool in_pairs) {
     std::vector<int> key = geometry(op, in, out);
-    key.insert(key.end(), {rows, static_cast<int>(pixel), whole, in_pairs});
+    key.insert(key.end(), {rows, static_cast<int>(pixel), whole, trimmed, in_pairs});
     auto &entry = offsets_[key];
     if (entry)
         return entry;
     const std::vector<int32_t> &taps = in_pairs ? pairs(op, in, out)->taps : *pixels(op, in, out);
     const int pixel_count = out.h * out.w, tap_count = op.kernel[0] * op.kernel[1], each = in_pairs ? 2 : 1;
-    const int tiles = (whole + rows - 1) / rows;
+    std::vector<int> ends;
+    for (int end = whole; end <= pixel_count; end += whole)
+        ends.push_back(end);
+
+    const auto fill = [&](const std::vector<int> &runs, Offsets &made) { // and what it costs
+        made.first_row = cut_tiles(runs, rows, in_pairs);
+        int64_t cost = 0;
+        for (size_t tile = 0; tile + 1 < made.first_row.size(); ++tile) {
+            const int first = made.first_row[tile] / each, end = (made.first_row[tile + 1] + each - 1) / each;
+            const TapRange range = trimmed ? used_taps(taps, tap_count, first, end) : TapRange{0, tap_count};
+            made.taps.push_back(range);
+            made.first_offset.push_back(made.bytes.size());
+            for (int t = range.first; t < range.end; ++t)
+                for (int r = first; r < end; ++r)
+                    made.bytes.push_back(static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] *
+                                                              static_cast<int64_t>(pixel)));
+            cost += static_cast<int64_t>(range.end - range.first) * (each * (end - first) + 1); // about
+        }
+        return cost;
+    };
     auto made = std::make_shared<Offsets>();
-    made->bytes.reserve(taps.size());
-    // Of rows or rows - 1 each. Pairs stay together: there the last one is short.
-    for (int start = 0; start < pixel_count; start += whole)
-        for (int tile = 0; tile < tiles; ++tile)
-            made->first_row.push_back(
-                start + (in_pairs ? tile * rows : static_cast<int>(static_cast<int64_t>(whole) * tile / tiles)));
-    made->first_row.push_back(pixel_count);
-    for (size_t tile = 0; tile + 1 < made->first_row.size(); ++tile) {
-        const int first = made->first_row[tile] / each, end = (made->first_row[tile + 1] + each - 1) / each;
-        made->first_offset.push_back(made->bytes.size());
-        for (int t = 0; t < tap_count; ++t)
-            for (int r = first; r < end; ++r)
-                made->bytes.push_back(
-                    static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] * static_cast<int64_t>(pixel)));
+    const int64_t cost = fill(ends, *made);
+    if (trimmed && whole == pixel_count) {
+        auto cut = std::make_shared<Offsets>();
+        if (fill(where_lines_differ(op, in, out, in_pairs), *cut) < cost)
+            made = cut;
     }
     entry = made;
     return entry;

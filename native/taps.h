@@ -16,10 +16,14 @@
 namespace anyprec {
 
 // The pixels that every tile of an output size reads, as byte offsets: [tile][tap][row], or [tile][tap][pair of rows].
+struct TapRange {
+    int first, end;
+};
 struct Offsets {
     std::vector<int32_t> bytes;
     std::vector<int> first_row;       // of each tile, and the end
     std::vector<size_t> first_offset; // of each tile, in `bytes`
+    std::vector<TapRange> taps;       // of each tile: those it reads
 };
 
 // What outputs 2k and 2k + 1 of a convolution read together, tap by tap; an odd last output is alone, beside zeros.
@@ -34,9 +38,10 @@ class Taps {
     std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out);
     std::shared_ptr<const Pairs> pairs(const Op &op, const Shape &in, const Shape &out);
     // For tiles of at most `rows` output pixels, none of which reaches from one run of `whole` pixels into the next,
-    // and `pixel` bytes from one input pixel, or pair, to the next.
+    // and `pixel` bytes from one input pixel, or pair, to the next. `trimmed`: tiles leave out taps, the first and the
+    // last, that are outside the image for all of their pixels, and are cut so that there are more of these.
     std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                           int whole, bool in_pairs = false);
+                                           int whole, bool trimmed, bool in_pairs = false);
 
   private:
     std::map<std::vector<int>, std::shared_ptr<const std::vector<int32_t>>> pixels_; // by geometry
