@@ -149,34 +149,46 @@ void WinogradRun::output(const Chunk &chunk, const Block &block, int width, cons
 
 } // namespace
 
-// One thread takes chunk after chunk. More share a round of several chunks, cut by blocks too where those are few; a
-// task's number is that of its memory for M, so there are never more tasks in a round than slots.
+// A task is a run of neighbouring chunks, so that a thread has the same part of the image at hand as in the steps
+// before and behind. Where chunks are few for the threads, these share a round of several, cut by blocks too. A task's
+// number is that of its memory, so there are never more tasks in a round than slots.
 void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &threads) {
     const WinogradStep &w = *c.winograd;
     const WinogradRun run(c, arena);
     const int patches = w.across * w.down, total = images * w.chunks, blocks = static_cast<int>(c.blocks.size());
     const int slots = threads.count > 1 ? w.slots : 1;
     const int rounds = (total + slots - 1) / slots, most = (total + rounds - 1) / rounds;
+    const auto chunk_of = [&](int number) {
+        const int i = number % w.chunks;
+        return Chunk{number / w.chunks, i * w.chunk, std::min(patches, (i + 1) * w.chunk)};
+    };
+    const auto made = [&](int slot) { return arena + w.made + w.made_bytes * static_cast<size_t>(slot); };
+    const auto some_blocks = [&](int number, int part, int parts, uint8_t *v, int slot) {
+        int32_t *sums = reinterpret_cast<int32_t *>(arena + w.sums + w.sums_bytes * static_cast<size_t>(slot));
+        for (int b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
+            run.block(chunk_of(number), c.blocks[static_cast<size_t>(b)], v, sums);
+    };
+    if (total >= 4 * threads.count) {
+        threads.run(most, [&](int task) {
+            for (int number = total * task / most; number < total * (task + 1) / most; ++number) {
+                const Chunk chunk = chunk_of(number);
+                run.input(chunk, chunk.first, chunk.end, made(task));
+                some_blocks(number, 0, 1, made(task), task);
+            }
+        });
+        return;
+    }
     const int parts = std::min(blocks, slots / most);
     for (int first = 0; first < total; first += most) {
-        const int now = std::min(most, total - first);
-        const auto chunk_of = [&](int task) {
-            const int number = first + task / parts, i = number % w.chunks;
-            return Chunk{number / w.chunks, i * w.chunk, std::min(patches, (i + 1) * w.chunk)};
-        };
-        const auto made = [&](int task) { return arena + w.made + w.made_bytes * static_cast<size_t>(task / parts); };
-        threads.run(now * parts, [&](int task) {
-            const Chunk chunk = chunk_of(task);
+        const int tasks = parts * std::min(most, total - first);
+        threads.run(tasks, [&](int task) {
+            const Chunk chunk = chunk_of(first + task / parts);
             const int part = task % parts, count = chunk.end - chunk.first;
-            run.input(chunk, chunk.first + count * part / parts, chunk.first + count * (part + 1) / parts, made(task));
+            run.input(chunk, chunk.first + count * part / parts, chunk.first + count * (part + 1) / parts,
+                      made(task / parts));
         });
-        threads.run(now * parts, [&](int task) {
-            int32_t *sums = reinterpret_cast<int32_t *>(arena + w.sums + w.sums_bytes * static_cast<size_t>(task));
-            const Chunk chunk = chunk_of(task);
-            const int part = task % parts;
-            for (int b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
-                run.block(chunk, c.blocks[static_cast<size_t>(b)], made(task), sums);
-        });
+        threads.run(
+            tasks, [&](int task) { some_blocks(first + task / parts, task % parts, parts, made(task / parts), task); });
     }
 }
 
