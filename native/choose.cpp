@@ -44,14 +44,15 @@ double passing_cycles(const TileKernel &kernel, int passes, int taps, int in, in
 } // namespace
 
 // The kernel with most useful products a cycle: vectors and groups that stay partly empty count for less.
-const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits) {
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits,
+                                bool split) {
     const int out = weight.shape[0] / op.groups, in = weight.shape[3];
     const int64_t k = static_cast<int64_t>(weight.count) / weight.shape[0];
     const TileKernel *best = nullptr;
     double best_rate = -1;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
-        if (!can_take(kernel, bits) || k > kernel.max_k ||
+        if (!can_take(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
             ((kernel.input == Input::lookup || kernel.input == Input::pairs) && op.groups > 1))
             continue;
         const int steps = (in + kernel.group - 1) / kernel.group;

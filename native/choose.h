@@ -12,7 +12,8 @@ struct LayerBits {
     int weights, acts;
 };
 
-const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits);
+// `split`: may be one whose panel has extra steps (Coding::split8).
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split);
 
 // Winograd's transforms where they take less time than `direct`, else nullptr.
 const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,

@@ -230,12 +230,19 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
         const size_t share =
             set_ahead(tile, c, tap * static_cast<size_t>(c.taps), rows.end - rows.first, part == 0, part + 1 == parts);
         const uint8_t *panel = tile.panel;
+        if (!c.panel->extras.empty()) {
+            const Extras &extras = c.panel->extras[static_cast<size_t>(b)];
+            tile.extra = c.panel->extra.data() + extras.first;
+            tile.extras = extras.count;
+            tile.extra_panel = c.panel->data + extras.panel;
+        }
         const TileFunction *functions = kernel.tiles[block.shift];
         for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
             const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];
             const TapRange &taps = rows.offsets->taps[t];
             tile.offsets = rows.offsets->bytes.data() + rows.offsets->first_offset[t];
             tile.taps = taps.end - taps.first;
+            tile.first_tap = taps.first;
             tile.panel = panel + tap * static_cast<size_t>(taps.first);
             rows.floats.turn();
             rows.codes.turn();

@@ -84,15 +84,24 @@ struct QuadTile {
     int width;             // of a whole line of them
 };
 
+// A step that a tile does once more, with what Coding::split8 took off its weights.
+struct ExtraStep {
+    int32_t tap, step;
+};
+
 struct Tile {
     const uint8_t *base;    // the image's prepared input, at the group's first channel
     const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
     int taps, steps;        // steps of the kernel's `group` channels per tap
+    int first_tap;          // the others are outside the image
     const uint8_t *panel;   // the block's weights, in the order taps, steps
     int hold;               // look-ups: steps whose sums a byte holds (Panel::hold)
     int channels;           // of the block that exist; the rest is padding
     const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
     size_t ahead_bytes;
+    const ExtraStep *extra; // split8: `extras` of them, of all taps, and their weights
+    int extras;
+    const uint8_t *extra_panel;
     Epilogue epilogue;
     QuadTile quads; // quads alone
 };
@@ -106,8 +115,10 @@ struct PixelPair {
     int32_t first, second; // input pixel + 1; 0 is the row of zeros
 };
 // What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
-// planes) the upper and the lower bits of a group in neighbouring bytes.
-enum class Coding : uint8_t { centred8, centred16, offset8, floats, lookup, lookup_planes };
+// planes) the upper and the lower bits of a group in neighbouring bytes. split8 is offset8 for vpmaddubsw, whose 16
+// bits hold the sum of two products only if the weights do not add up to more than 128 one way: of two larger ones a
+// part goes to an extra step.
+enum class Coding : uint8_t { centred8, centred16, offset8, split8, floats, lookup, lookup_planes };
 
 // What a panel's weights meet: codes or floats, or what Winograd or QuadInput makes of them, position by position.
 enum class Way : uint8_t { plain, winograd, quads };
@@ -142,7 +153,8 @@ struct TileKernel : Reads, Takes, Tiles {
     constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed,
                          Way transformed = Way::plain)
         : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), way(transformed),
-          window(coding == Coding::offset8 || coding == Coding::lookup || coding == Coding::lookup_planes) {}
+          window(coding == Coding::offset8 || coding == Coding::split8 || coding == Coding::lookup ||
+                 coding == Coding::lookup_planes) {}
 };
 
 // Bytes a step reads of one input pixel, and of one vector of the panel.

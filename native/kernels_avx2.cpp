@@ -241,6 +241,34 @@ struct DotSeven : DotWide {
     }
 };
 
+// 8 bit, with extra steps where two weights were too large (Coding::split8).
+struct DotSplit {
+    template <int R, int V> static void tile(const Tile &t) {
+        I acc[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                acc[r][v] = I{};
+        const uint8_t *panel = t.panel;
+        Loop<DotSeven>::sum(t, panel, acc);
+        panel = t.extra_panel;
+        for (const ExtraStep *e = t.extra; e < t.extra + t.extras; ++e) {
+            const int tap = e->tap - t.first_tap;
+            if (tap < 0 || tap >= t.taps) {
+                panel += sizeof(I) * V;
+                continue;
+            }
+            const uint8_t *in[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                in[r] = t.base + t.offsets[tap * R + r];
+            Loop<DotSeven>::step(in, e->step, panel, acc);
+        }
+        WholeSums<R, V>().finish(t, acc);
+    }
+};
+
 // For Winograd at 4 bit: U of up to 72 and V of up to 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
 // then widened at once.
 struct DotThree {
@@ -333,6 +361,7 @@ template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
 
 constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::lookup, Coding::lookup_planes, 4, 16};
 constexpr Reads centred = {Input::codes, Coding::centred8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
+constexpr Reads split = {Input::codes, Coding::split8, 4, 8};
 constexpr Reads wide = {Input::wide, Coding::centred16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
 constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(), 190);
@@ -342,11 +371,12 @@ constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centred, {5, 5}, tiles<DotNar
 constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centred, {6, 6}, tiles<DotNarrow<63>>, 35);
 constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centred, {7, 7}, tiles<DotSeven>, 28);
 constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
+constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
 constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 6>(), 15, Way::quads);
-constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit, &dot_5bit, &dot_6bit,
-                                         &dot_7bit,    &dot_8x7bit,  &dot_8bit, nullptr};
+constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
+                                         &dot_7bit,    &dot_8x7bit,  &dot_split, &dot_8bit, nullptr};
 
 constexpr Reads made = {Input::codes, Coding::centred16, 2, 8}; // V, 16 bit, out of codes
 constexpr Winograd winograd_4bit =

@@ -119,6 +119,51 @@ int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<B
     return hold;
 }
 
+// Coding::split8, out of offset8: where two neighbours are both positive or both negative and too large together, what
+// exceeds half of the limit goes to an extra step, behind the panel. Half of the limit is 64, so the rest fits as well.
+Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
+                  int steps) {
+    const int limit = 32767 / ((1 << kernel.max_act_bits) - 1), half = limit / 2;
+    const auto too_large = [limit](int a, int b) {
+        return std::max(a, 0) + std::max(b, 0) > limit || std::max(-a, 0) + std::max(-b, 0) > limit;
+    };
+    std::vector<ExtraStep> extra;
+    std::vector<Extras> extras;
+    std::vector<uint8_t> rests;
+    for (int g = 0; g < groups; ++g)
+        for (const Block &block : blocks) {
+            uint8_t *step = plain.data + plain.group_bytes * static_cast<size_t>(g) + block.panel;
+            const size_t stride = vector_bytes(kernel) << block.shift;
+            extras.push_back({static_cast<int>(extra.size()), 0, plain.bytes + rests.size()});
+            for (int tap = 0; tap < taps; ++tap)
+                for (int s = 0; s < steps; ++s, step += stride) {
+                    const size_t rest = rests.size();
+                    for (size_t i = 0; i < stride; i += 2) {
+                        if (!too_large(static_cast<int8_t>(step[i]), static_cast<int8_t>(step[i + 1])))
+                            continue;
+                        rests.resize(rest + stride);
+                        for (size_t j = i; j < i + 2; ++j) {
+                            const int weight = static_cast<int8_t>(step[j]), part = std::clamp(weight, -half, half);
+                            step[j] = static_cast<uint8_t>(part);
+                            rests[rest + j] = static_cast<uint8_t>(weight - part);
+                        }
+                    }
+                    if (rests.size() == rest)
+                        continue;
+                    extra.push_back({tap, s});
+                    ++extras.back().count;
+                }
+        }
+    Panel panel = allocate(plain.bytes + rests.size());
+    std::memcpy(panel.data, plain.data, plain.bytes);
+    if (!rests.empty())
+        std::memcpy(panel.data + plain.bytes, rests.data(), rests.size());
+    panel.group_bytes = plain.group_bytes;
+    panel.extra = std::move(extra);
+    panel.extras = std::move(extras);
+    return panel;
+}
+
 } // namespace
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps) {
@@ -210,6 +255,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                                 to[at] = static_cast<uint8_t>(2 * codes[from] - centre);
                                 break;
                             case Coding::offset8:
+                            case Coding::split8:
                                 to[at] = static_cast<uint8_t>(codes[from] - half);
                                 break;
                             case Coding::centred16: {
@@ -232,6 +278,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
             }
     if (is_lookup)
         panel.hold = steps_held(panel, kernel, blocks, groups, taps * steps);
+    if (kernel.coding == Coding::split8)
+        return split_pairs(panel, kernel, blocks, groups, taps, steps);
     return panel;
 }
 

@@ -21,13 +21,20 @@ struct Block {
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps);
 
+struct Extras { // of one block
+    int first, count;
+    size_t panel; // bytes from the panel's first
+};
+
 struct Panel {
     std::unique_ptr<uint8_t[]> storage;
     uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
     int hold = 0; // look-ups: of so many steps in a row no sum leaves a byte, with these weights and any activations
-    std::vector<int32_t> bias; // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
+    std::vector<ExtraStep> extra; // split8; their weights lie behind all others
+    std::vector<Extras> extras;   // by group and block
+    std::vector<int32_t> bias;    // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
 };
 
 // The first cache line at or behind p.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "choose.h"
 #include "lifetimes.h"
 #include "plan.h"
 
@@ -67,6 +68,7 @@ class Builder {
     Absorbed absorb(int conv);
     void conv_step(int op);
     void frame_input();
+    const Winograd *choose_integer(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
     void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
     int pool_of(const Absorbed &a, const Shape &out) const;
     void plan_pool(ConvStep &conv, int pool, const Shape &out);

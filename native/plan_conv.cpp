@@ -152,10 +152,30 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     absorbed[static_cast<size_t>(pool)] = true;
 }
 
+// The kernel of an integer convolution. One whose weights may have to be split is not known to pay before that is done.
+const Winograd *Builder::choose_integer(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out) {
+    const Op &op = *conv.op;
+    const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
+    const Winograd *winograd = nullptr;
+    for (const bool split : {true, false}) {
+        conv.kernel = choose_kernel(kernels, op, weight, bits, split);
+        winograd = choose_winograd(kernels, op, bits, in, out, *conv.kernel);
+        if (winograd || conv.kernel->coding != Coding::split8)
+            break;
+        constexpr size_t kFew = 5; // one in so many
+        const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups);
+        const size_t steps = (static_cast<size_t>(conv.group_in) + 3) / 4 * static_cast<size_t>(conv.taps);
+        if (kFew * panel->extra.size() <= steps * panel->extras.size())
+            break;
+    }
+    if (winograd)
+        conv.kernel = &winograd->tile;
+    return winograd;
+}
+
 // Kernel, panel, tables, and the integer half of the epilogue. `pool` may become a part of it.
 void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
     const Op &op = *conv.op;
-    const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
                             conv.integer ? act_bits(op_of(value).quantizer) : 0};
     Epilogue &e = conv.epilogue;
@@ -165,10 +185,11 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
         conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels, false);
     } else {
         const bool quads = !conv.integer && in_quads(op);
-        conv.kernel = conv.integer ? choose_kernel(kernels, op, weight, bits) : quads ? kernels.quads : kernels.floats;
-        const Winograd *winograd = conv.integer ? choose_winograd(kernels, op, bits, in, out, *conv.kernel) : nullptr;
-        if (winograd)
-            conv.kernel = &winograd->tile;
+        const Winograd *winograd = nullptr;
+        if (conv.integer)
+            winograd = choose_integer(conv, bits, in, out);
+        else
+            conv.kernel = quads ? kernels.quads : kernels.floats;
         const TileKernel &kernel = *conv.kernel;
         if (quads)
             conv.taps = kQuadPoints * kQuadPoints;
@@ -205,7 +226,8 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
                                                          whole, conv.integer, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
-            e.window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits.weights);
+            const bool offset = kernel.coding == Coding::offset8 || kernel.coding == Coding::split8;
+            e.window_factor = offset ? 1 : 1 - (1 << bits.weights);
         }
     }
     if (op.is_signed && conv.integer) {
