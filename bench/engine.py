@@ -40,13 +40,16 @@ class Net:
 
 
 WIDTHS = (1, 2, 4, 8, (8, 7))  # the last: 8-bit weights and 7-bit activations, which vpmaddubsw cannot saturate on
+BROAD = 0.36  # deviation of weights as of our CIFAR-10 networks trained at 1 bit too; else the largest of a layer is 1
 NETS = {
     "resnet50": Net(lambda: graphs.resnet_graph(50, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain50"),
     "resnet50-8bit-edges": Net(lambda: graphs.resnet_graph(50, edges="8bit"), rivals="plain50"),
     "resnet50-float-skips": Net(lambda: graphs.resnet_graph(50, "float"), rivals="plain50"),
+    "resnet50-broad-weights": Net(lambda: graphs.resnet_graph(50, deviation=BROAD), rivals="plain50"),
     "resnet18": Net(lambda: graphs.resnet_graph(18, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain18"),
     "resnet18-8bit-edges": Net(lambda: graphs.resnet_graph(18, edges="8bit"), rivals="plain18"),
     "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
+    "resnet18-broad-weights": Net(lambda: graphs.resnet_graph(18, deviation=BROAD), rivals="plain18"),
     "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),
     "resnet20": Net(graphs.resnet20_graph, ((1, 1), (8, 1))),
 }

@@ -26,8 +26,11 @@ Estimate = tuple[np.ndarray, np.ndarray]  # mean and standard deviation of each 
 class Net:
     """A Graph in the making. Beside each float value it keeps an estimate of its channels, one a profile."""
 
-    def __init__(self, name: str, size: int | None, widths: Sequence[Width], seed: int, edges: str = "float") -> None:
-        self.name, self.size, self.edges = name, size, edges
+    def __init__(
+        self, name: str, size: int | None, widths: Sequence[Width], seed: int, edges: str = "float",
+        deviation: float | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.size, self.edges, self.deviation = name, size, edges, deviation
         pairs = [(k, k) for k in sorted(k for k in widths if isinstance(k, int))]
         pairs += [k for k in widths if not isinstance(k, int)]
         self.widths, self.acts = zip(*pairs, strict=True)  # a profile each
@@ -167,8 +170,8 @@ class Net:
 
     def _quantised_weight(self, shape: tuple[int, int, int, int]) -> Weight:
         w = self.rng.standard_normal(shape, np.float32)
-        x = w / (2 * np.abs(w).max()) + np.float32(0.5)
-        wide = np.minimum(np.floor(256 * x), 255).astype(np.uint8)
+        deviation = self.deviation or 1 / np.abs(w).max()
+        wide = np.clip(np.floor(128 + 128 * deviation * w), 0, 255).astype(np.uint8)
         codes = {k: wide >> (8 - k) for k in self.widths if k != FLOAT}
         return Weight(shape, w / np.float32(np.sqrt(np.prod(shape[1:]))) if FLOAT in self.widths else None, codes)
 
@@ -233,13 +236,15 @@ def resnet_graph(
     width: float = 1,
     seed: int = 0,
     edges: str = "float",
+    deviation: float | None = None,
 ) -> Graph:
     """ResNet-18 or -50 of the zoo; skip is "quantised" or "float" (the raw input's). `width` narrows it for tests.
 
-    edges: what the first and the last layer are, "float" or "8bit".
+    edges: what the first and the last layer are, "float" or "8bit". deviation: of the weights, which lie between -1 and
+    1; None: such that the largest of a layer is 1.
     """
     blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-    net = Net(f"resnet{depth}", size, widths, seed, edges)
+    net = Net(f"resnet{depth}", size, widths, seed, edges, deviation)
     first = round(64 * width)
     x = net.max_pool("maxpool", net.float_conv("conv0", INPUT, first, 7, 2))
     for stage, count in enumerate(blocks):

@@ -63,6 +63,7 @@ INNERS = {
         "vpmaddubsw, 6 bit": Inner(32, 1, 1),
         "vpmaddubsw, 7 bit": Inner(32, 2, 1),  # widened at once, by a vpmaddwd
         "vpmaddubsw, 8x7 bit": Inner(32, 2, 1),
+        "vpmaddubsw, 8 bit": Inner(32, 2, 1),  # extra steps are not in the limit
         "vpshufb, 2 bit": Inner(64, 1, 1),
         "vpshufb, 1 bit": Inner(768, 3, 6),  # two pixels; three, added up, then their halves parted and added
         "winograd vpmaddwd": Inner(16, 1, 1, WINOGRAD),

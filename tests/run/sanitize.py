@@ -20,6 +20,7 @@ from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, QUADS, SHAPES, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 from test_first_layers import FRAMES, POOLS, first_layer, window
+from test_split import LAYERS, extremes, layer, normal_codes
 
 from anyprec.format import Graph, write
 from anyprec.run.oracle import run_graph
@@ -51,6 +52,9 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
             graph = float_graph(place, c, out, ending)
             for x in images((2, 11, 33), (1, 8, 8), c=c):
                 yield f"in quads, {name}, {ending}", graph, x
+    for c, out, kernel, stride, pad, groups in LAYERS:
+        graph = layer(normal_codes((out, kernel, kernel, c // groups)), kernel, stride, pad, groups)
+        yield f"split weights of {c} to {out} channels", graph, extremes(c)[0]
     for bits, c in ((1, 65532), (1, 65540), (2, 7281), (2, 7300), (8, 33025)):  # the longest sums of each kernel
         graph = pair_graph(c, 64 if bits < 8 else 3, pairs=[(bits, bits)], signed=True)
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)
