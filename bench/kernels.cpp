@@ -191,7 +191,6 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
     const int steps = steps_of(kernel, in);
     const Prepared input = prepare(kernels, kernel, pixels, count, in);
     const Panel panel = build_panel(source.graph, source.weight, kernel, std::max(1, bits), 1);
-    const int window_factor = kernel.coding == Coding::offset8 ? 1 : 1 - (1 << bits);
     std::vector<int32_t> window(static_cast<size_t>(rows_wanted), 0);
     for (int r = 0; r < rows_wanted && kernel.window; ++r)
         for (int tap = 0; tap < taps; ++tap) {
@@ -199,16 +198,19 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
             kernels.sums(pixels.data() + (2 * r + tap) % count * in, 0, 1, in, &sum, 1);
             window[static_cast<size_t>(r)] += sum;
         }
-    for (const Block &block : cut_blocks(kernel, out, taps, steps))
+    const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
+    for (int b = 0; b < static_cast<int>(blocks.size()); ++b)
         for (int r = 0; r < rows_wanted;) {
+            const Block &block = blocks[static_cast<size_t>(b)];
             const int rows = std::min(kernel.rows[block.shift], rows_wanted - r);
             const std::vector<int32_t> offsets =
                 input.offsets(taps, rows, [&](int tap, int i) { return (2 * (r + i) + tap) % count; });
             Tile tile{};
             tile.base = input.bytes.data(), tile.offsets = offsets.data();
             tile.taps = taps, tile.steps = steps, tile.channels = block.channels;
-            tile.panel = tile.ahead = panel.data + block.panel, tile.hold = panel.hold;
-            tile.epilogue = finish.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor);
+            set_panel(tile, panel, blocks, 0, b);
+            tile.epilogue =
+                finish.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor(kernel, bits));
             kernel.tiles[block.shift][rows - 1](tile);
             r += rows;
         }
@@ -393,7 +395,7 @@ template <typename Run> double cycles(Run run) {
 int port_limit(const TileKernel &kernel) {
     const int products = kernel.lanes * kernel.group;
     const bool widens =
-        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits == 7; // a multiply more
+        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // a multiply more
     if (kernel.input == Input::pairs)
         return 4 * products; // two pixels; three ports reach half of it, for two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
@@ -420,7 +422,7 @@ void time_tiles(const Kernels &kernels) {
                 Tile tile{};
                 tile.base = input.bytes.data(), tile.offsets = offsets.data();
                 tile.taps = taps, tile.steps = steps_of(*kernel, in), tile.channels = out;
-                tile.panel = tile.ahead = panel.data, tile.hold = panel.hold;
+                set_panel(tile, panel, cut_blocks(*kernel, out, taps, tile.steps), 0, 0);
                 tile.epilogue = finish.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];

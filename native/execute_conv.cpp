@@ -209,14 +209,13 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
     RowsOf rows;
     Tile tile{};
     tile.steps = c.steps;
-    tile.hold = c.panel->hold;
     for (int b = first; b < end; ++b) {
         const int group = b / blocks;
         const Block &block = c.blocks[static_cast<size_t>(b % blocks)];
         if (rows.offsets != c.offsets[block.shift].get())
             rows = RowsOf(*this, c, n, c.offsets[block.shift].get(), part, parts, end - first);
         tile.base = image(c.input, n) + (c.groups > 1 ? element * static_cast<size_t>(group) * c.group_in : 0);
-        tile.panel = c.panel->data + c.panel->group_bytes * static_cast<size_t>(group) + block.panel;
+        set_panel(tile, *c.panel, c.blocks, group, b % blocks);
         tile.channels = block.channels;
         const int channel = group * c.group_out + block.first;
         tile.epilogue = from_channel(rows.epilogue, channel);
@@ -230,12 +229,6 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
         const size_t share =
             set_ahead(tile, c, tap * static_cast<size_t>(c.taps), rows.end - rows.first, part == 0, part + 1 == parts);
         const uint8_t *panel = tile.panel;
-        if (!c.panel->extras.empty()) {
-            const Extras &extras = c.panel->extras[static_cast<size_t>(b)];
-            tile.extra = c.panel->extra.data() + extras.first;
-            tile.extras = extras.count;
-            tile.extra_panel = c.panel->data + extras.panel;
-        }
         const TileFunction *functions = kernel.tiles[block.shift];
         for (size_t t = static_cast<size_t>(rows.first); t < static_cast<size_t>(rows.end); ++t) {
             const int count = rows.offsets->first_row[t + 1] - rows.offsets->first_row[t];

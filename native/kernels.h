@@ -157,6 +157,11 @@ struct TileKernel : Reads, Takes, Tiles {
                  coding == Coding::lookup_planes) {}
 };
 
+// What a window's sum of codes counts, at `bits` of the weights: the kernel's own sum counts twice.
+inline int window_factor(const TileKernel &k, int bits) {
+    return k.coding == Coding::offset8 || k.coding == Coding::split8 ? 1 : 1 - (1 << bits);
+}
+
 // Bytes a step reads of one input pixel, and of one vector of the panel.
 inline size_t step_bytes(const TileKernel &k) {
     switch (k.input) {

@@ -37,6 +37,18 @@ struct Panel {
     std::vector<int32_t> bias;    // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
 };
 
+// What a tile reads of its panel: block number `block` of a group.
+inline void set_panel(Tile &tile, const Panel &panel, const std::vector<Block> &blocks, int group, int block) {
+    tile.panel = tile.ahead = panel.data + panel.group_bytes * static_cast<size_t>(group) + blocks[block].panel;
+    tile.hold = panel.hold;
+    if (panel.extras.empty())
+        return;
+    const Extras &extras = panel.extras[static_cast<size_t>(group) * blocks.size() + block];
+    tile.extra = panel.extra.data() + extras.first;
+    tile.extras = extras.count;
+    tile.extra_panel = panel.data + extras.panel;
+}
+
 // The first cache line at or behind p.
 inline uint8_t *at_line(uint8_t *p) {
     return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;

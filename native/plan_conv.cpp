@@ -226,8 +226,7 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
                                                          whole, conv.integer, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
-            const bool offset = kernel.coding == Coding::offset8 || kernel.coding == Coding::split8;
-            e.window_factor = offset ? 1 : 1 - (1 << bits.weights);
+            e.window_factor = window_factor(kernel, bits.weights);
         }
     }
     if (op.is_signed && conv.integer) {
