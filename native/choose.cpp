@@ -52,8 +52,10 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     double best_rate = -1;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
+        const bool grouped = kernel.input != Input::lookup && kernel.input != Input::pairs &&
+                             kernel.coding != Coding::split8; // a window's sums for every group would cost more
         if (!can_take(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
-            ((kernel.input == Input::lookup || kernel.input == Input::pairs) && op.groups > 1))
+            (op.groups > 1 && !grouped))
             continue;
         const int steps = (in + kernel.group - 1) / kernel.group;
         const double rate = kernel.rate * (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
