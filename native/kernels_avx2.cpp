@@ -1,8 +1,9 @@
 // AVX2 with FMA (Haswell, Zen and later). The only flags: -mavx2 -mfma -O2 -ffp-contract=off.
-// 8 bit: vpmaddwd on 16 bit integers. 7 to 3 bit: vpmaddubsw on bytes, whose 16 bit sums are widened before they can
-// overflow. 2 and 1 bit: vpshufb as a look-up of 16 entries: the table is chosen by four activations (256 tables at
-// 2 bit, 4 KB of constants; 16 at 1 bit), the index is four weights of one plane.
-// All of them keep at most 12 sums in the 16 registers; totals that are touched only now and then live on the stack.
+// 8 bit: vpmaddwd on 16 bit integers, or vpmaddubsw on bytes where few weights are large. 7 to 3 bit: vpmaddubsw, whose
+// 16 bit sums are widened before they can overflow. 2 and 1 bit: vpshufb as a look-up of 16 entries: the table is
+// chosen by four activations (256 tables at 2 bit, 4 KB of constants; 16 at 1 bit), the index is four weights of one
+// plane. All of them keep at most 12 sums in the 16 registers; totals that are touched only now and then live on the
+// stack.
 #include "kernels.h"
 
 #include <immintrin.h>
