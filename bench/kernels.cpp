@@ -131,7 +131,7 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
         else
             kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.group, kernel.max_act_bits,
-                                   kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at));
+                                   kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at), nullptr);
     }
     return to;
 }
@@ -343,7 +343,13 @@ int check_rows(const Kernels &kernels) {
             const int bits = group == 6 ? 1 : 2;
             const std::vector<uint8_t> two = draw_codes(2 * count * group, bits);
             compare("lookup_offsets", std::vector<uint16_t>(2 * count), [&](const Kernels &k, auto &to) {
-                k.lookup_offsets(two.data(), count * group, 2, n, group, bits, group == 4 ? 16 : 64, to.data());
+                k.lookup_offsets(two.data(), count * group, 2, n, group, bits, group == 4 ? 16 : 64, to.data(),
+                                 nullptr);
+            });
+            compare("lookup_offsets, totals", std::vector<int32_t>(2), [&](const Kernels &k, auto &to) {
+                std::vector<uint16_t> offsets(2 * count);
+                k.lookup_offsets(two.data(), count * group, 2, n, group, bits, group == 4 ? 16 : 64, offsets.data(),
+                                 to.data());
             });
         }
     }

@@ -17,14 +17,15 @@ void Run::prepare(const PrepareStep &p) const {
         uint8_t *to = pixels(p.to, n) + p.to.pixel * first;
         if (p.to.pixel && p.input == Input::wide)
             kernels.widen(codes, p.from.pixel * (end - first), reinterpret_cast<int16_t *>(to));
-        if (p.to.pixel && p.input == Input::lookup)
+        int32_t *sums = p.sums.pixel ? reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * first) : nullptr;
+        if (p.to.pixel && p.input == Input::lookup) {
+            const bool both = p.groups == 1 && p.channels == p.steps * p.group; // one look at every code
             kernels.lookup_offsets(codes, p.from.pixel, end - first, p.steps, p.group, p.bits, p.entry,
-                                   reinterpret_cast<uint16_t *>(to));
-        if (p.sums.pixel) {
-            int32_t *sums = reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * first);
-            for (int g = 0; g < p.groups; ++g)
-                kernels.sums(codes + in * g, p.from.pixel, end - first, in, sums + g, p.groups);
+                                   reinterpret_cast<uint16_t *>(to), both ? sums : nullptr);
+            sums = both ? nullptr : sums;
         }
+        for (int g = 0; sums && g < p.groups; ++g)
+            kernels.sums(codes + in * g, p.from.pixel, end - first, in, sums + g, p.groups);
     });
     if (p.to.pixel && p.input == Input::pairs)
         over_pixels(p.to.pixels, [&](int n, int first, int end) {

@@ -256,9 +256,9 @@ struct Kernels {
     // y = fma(x, scale, shift) and what follows, over rows of `channels` values; `rows` of them.
     void (*finish)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
     // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of a pixel; `count` of
-    // them, `pixel` bytes from one to the next.
+    // them, `pixel` bytes from one to the next. `totals`, if given: the sum of all codes of each pixel.
     void (*lookup_offsets)(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
-                           uint16_t *offsets);
+                           uint16_t *offsets, int32_t *totals);
     // The pairs input: `zeros` is the row of zeros of an image whose pixels follow it, 1 bit, groups of 4.
     void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
                          uint16_t *offsets);

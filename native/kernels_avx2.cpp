@@ -159,18 +159,6 @@ inline void store_offsets(uint16_t *to, __m128i index) { // to tables of 16 byte
     _mm256_storeu_si256(reinterpret_cast<I *>(to), _mm256_slli_epi16(_mm256_cvtepu8_epi16(index), 4));
 }
 
-// 2 bit; see lookup_offsets in rows.inl. The last sixteen may overlap those before them.
-void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
-                        uint16_t *offsets) {
-    if (steps < 16 || group != 4 || bits != 2)
-        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets);
-    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
-        for (int g = 0; g < steps; g += 16) {
-            const int at = g + 16 <= steps ? g : steps - 16;
-            store_offsets(offsets + at, group_codes<2>(codes + at, steps));
-        }
-}
-
 // Four pixels at a time, each sum in four parts of 64 bit, then two sums in the halves of those.
 void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
     const int whole = channels / 32 * 32;
@@ -195,6 +183,41 @@ void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32
     }
     for (; count > 0; --count, codes += pixel, sums += stride)
         *sums = sum_codes(codes, channels);
+}
+
+// All codes are a pixel's own, so none is above 3 and none reaches its neighbour when shifted.
+void offsets_and_totals(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets, int32_t *totals) {
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
+        __m128i total = _mm_setzero_si128();
+        for (int g = 0; g < steps; g += 16) {
+            const auto part = [&](int j) {
+                return _mm_loadu_si128(
+                    reinterpret_cast<const __m128i *>(codes + g + static_cast<ptrdiff_t>(j) * steps));
+            };
+            const __m128i a = part(0), b = part(1), c = part(2), d = part(3);
+            const __m128i low = _mm_or_si128(a, _mm_slli_epi16(b, 2)), high = _mm_or_si128(c, _mm_slli_epi16(d, 2));
+            store_offsets(offsets + g, _mm_or_si128(low, _mm_slli_epi16(high, 4)));
+            const __m128i four = _mm_add_epi8(_mm_add_epi8(a, b), _mm_add_epi8(c, d));
+            total = _mm_add_epi64(total, _mm_sad_epu8(four, _mm_setzero_si128()));
+        }
+        totals[i] = _mm_cvtsi128_si32(total) + _mm_extract_epi32(total, 2);
+    }
+}
+
+// 2 bit; see lookup_offsets in rows.inl. The last sixteen may overlap those before them.
+void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
+                        uint16_t *offsets, int32_t *totals) {
+    if (steps < 16 || group != 4 || bits != 2)
+        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets, totals);
+    if (totals && steps % 16 == 0)
+        return offsets_and_totals(codes, pixel, count, steps, offsets, totals);
+    if (totals)
+        sums_ymm(codes, pixel, count, 4 * steps, totals, 1);
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
+        for (int g = 0; g < steps; g += 16) {
+            const int at = g + 16 <= steps ? g : steps - 16;
+            store_offsets(offsets + at, group_codes<2>(codes + at, steps));
+        }
 }
 
 inline I broadcast4(const uint8_t *p) {

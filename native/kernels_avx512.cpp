@@ -139,9 +139,11 @@ void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uin
         }
 }
 void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
-                        uint16_t *offsets) {
+                        uint16_t *offsets, int32_t *totals) {
     if (group * bits != 6)
-        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets);
+        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets, totals);
+    if (totals)
+        sums(codes, pixel, count, steps * group, totals, 1);
     (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 

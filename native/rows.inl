@@ -151,7 +151,9 @@ ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int1
 // The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
 // the offset inside the table.
 [[maybe_unused]] void lookup_offsets(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits,
-                                     int entry, uint16_t *offsets) {
+                                     int entry, uint16_t *offsets, int32_t *totals) {
+    if (totals)
+        sums(codes, pixel, count, steps * group, totals, 1);
     const int mask = (1 << (group * bits)) - 1;
     for (int i = 0; i < count; ++i, codes += pixel)
         for (int g = 0; g < steps; ++g) {
