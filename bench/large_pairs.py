@@ -23,8 +23,7 @@ def needs_extra(codes: np.ndarray) -> np.ndarray:
     weights = np.zeros((-(-out // BLOCK) * BLOCK, height * width, -(-inside // GROUP) * GROUP), np.int64)
     weights[:out, :, :inside] = codes.reshape(out, -1, inside).astype(np.int64) - 128
     pairs = weights.reshape(-1, BLOCK, height * width, weights.shape[2] // GROUP, 2, 2)
-    large = [np.maximum(side * pairs, 0).sum(-1) > LIMIT for side in (1, -1)]
-    return (large[0] | large[1]).any((1, 4))
+    return (np.abs(pairs.sum(-1)) > LIMIT).any((1, 4))
 
 
 def main() -> None:

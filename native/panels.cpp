@@ -2,6 +2,7 @@
 #include "panels.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "quads.h"
@@ -124,9 +125,7 @@ int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<B
 Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
                   int steps) {
     const int limit = 32767 / ((1 << kernel.max_act_bits) - 1), half = limit / 2;
-    const auto too_large = [limit](int a, int b) {
-        return std::max(a, 0) + std::max(b, 0) > limit || std::max(-a, 0) + std::max(-b, 0) > limit;
-    };
+    const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // no weight alone is: 128 at most
     std::vector<ExtraStep> extra;
     std::vector<Extras> extras;
     std::vector<uint8_t> rests;

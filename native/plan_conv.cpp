@@ -164,7 +164,8 @@ const Winograd *Builder::choose_integer(ConvStep &conv, LayerBits bits, const Sh
             break;
         constexpr size_t kFew = 5; // one in so many
         const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups);
-        const size_t steps = (static_cast<size_t>(conv.group_in) + 3) / 4 * static_cast<size_t>(conv.taps);
+        const int group = conv.kernel->group;
+        const size_t steps = static_cast<size_t>((conv.group_in + group - 1) / group) * static_cast<size_t>(conv.taps);
         if (kFew * panel->extra.size() <= steps * panel->extras.size())
             break;
     }
