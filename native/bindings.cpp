@@ -6,10 +6,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <climits>
+#include <thread>
 
 #include "cpu.h"
 #include "engine.h"
+#include "finite.h"
+#include "json_numbers.h"
 #include "reader.h"
 #include "shapes.h"
 
@@ -19,9 +23,12 @@ using anyprec::Model;
 // Our C++ errors become the classes of anyprec.errors. The import happens when an error is on its way,
 // so importing the extension imports nothing else.
 static void raise_ours(const std::exception_ptr &pending, void *) {
-    const auto raise = [](const char *name, const char *message) {
+    const auto raise = [](const char *name, const std::string &message) {
         nb::object type = nb::module_::import_("anyprec.errors").attr(name);
-        PyErr_SetString(type.ptr(), message);
+        // A message may name a path that is not UTF-8: its odd bytes stay as Python keeps those of paths.
+        const auto size = static_cast<Py_ssize_t>(message.size());
+        nb::object text = nb::steal(PyUnicode_DecodeUTF8(message.data(), size, "surrogateescape"));
+        PyErr_SetObject(type.ptr(), text.ptr());
     };
     try {
         std::rethrow_exception(pending);
@@ -31,8 +38,32 @@ static void raise_ours(const std::exception_ptr &pending, void *) {
         raise(kind_name(error.kind), error.what());
     } catch (const anyprec::InputError &error) {
         raise("InputError", error.what());
+    } catch (const anyprec::Cancelled &error) {
+        raise("Cancelled", error.what());
     }
 }
+
+// Lets other Python threads run while it lives. When the interpreter ends meanwhile, as it does with a daemon thread
+// inside a call, Python up to 3.13 ends this thread where it asks for the GIL: by pthread_exit, which unwinds the stack
+// like an exception. That must not leave a destructor (the process would abort, as with nb::gil_scoped_release), so the
+// thread stays here until the process ends. Newer Pythons do the same themselves.
+class WithoutGil {
+  public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    WithoutGil(const WithoutGil &) = delete;
+    WithoutGil &operator=(const WithoutGil &) = delete;
+    ~WithoutGil() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;)
+                std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+
+  private:
+    PyThreadState *state_;
+};
 
 using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<nb::numpy, float>;
@@ -57,7 +88,8 @@ static anyprec::Images as_images(const Array &x, bool channels_first) {
     return images;
 }
 
-static nb::list run(Model &model, const Array &x, int profile, int threads, bool channels_first) {
+static nb::list run(Model &model, const Array &x, int profile, int threads, bool channels_first, bool check_finite,
+                    const anyprec::CancelToken *cancel) {
     const anyprec::Images images = as_images(x, channels_first);
     nb::list arrays;
     std::vector<float *> outs;
@@ -70,15 +102,34 @@ static nb::list run(Model &model, const Array &x, int profile, int threads, bool
         outs.push_back(data);
     }
     {
-        nb::gil_scoped_release release;
-        model.run(images, profile, threads, outs.data());
+        WithoutGil released;
+        if (check_finite && !images.bytes)
+            anyprec::refuse_nonfinite(static_cast<const float *>(images.data), x.size());
+        model.run(images, profile, threads, outs.data(), cancel);
     }
     return arrays;
 }
 
+// Numbers of a JSON array, without its brackets. Made without the GIL: a server's other threads go on meanwhile.
+static nb::bytes json_numbers(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> &x) {
+    std::string text;
+    {
+        WithoutGil released;
+        text = anyprec::json_numbers(x.data(), x.size());
+    }
+    return nb::bytes(text.data(), text.size());
+}
+
 NB_MODULE(_native, m) {
     nb::register_exception_translator(raise_ours);
+    nb::set_leak_warnings(false); // at exit, a daemon thread inside a call still has its model: no fault, and no news
 
+    m.def(
+        "all_finite",
+        [](const nb::ndarray<const float, nb::ro, nb::c_contig, nb::device::cpu> &x) {
+            return anyprec::all_finite(x.data(), x.size());
+        },
+        nb::arg("x"));
     m.def("cpu_name", &anyprec::cpu_name);
     m.def("cpu_features", &anyprec::cpu_features);
     m.def("known_isas", &anyprec::known_isas);
@@ -106,14 +157,31 @@ NB_MODULE(_native, m) {
         .def_ro("products", &anyprec::StepInfo::products)
         .def_ro("seconds", &anyprec::StepInfo::seconds);
 
+    nb::class_<anyprec::Preprocessing>(m, "Preprocessing")
+        .def_ro("resize", &anyprec::Preprocessing::resize)
+        .def_ro("height", &anyprec::Preprocessing::height)
+        .def_ro("width", &anyprec::Preprocessing::width)
+        .def_ro("filter", &anyprec::Preprocessing::filter)
+        .def_ro("scale", &anyprec::Preprocessing::scale)
+        .def_ro("shift", &anyprec::Preprocessing::shift);
+
+    nb::class_<anyprec::CancelToken>(m, "CancelToken")
+        .def(nb::init<>())
+        .def(nb::init<double>(), nb::arg("timeout_s"))
+        .def("cancel", &anyprec::CancelToken::cancel)
+        .def_prop_ro("cancelled", &anyprec::CancelToken::cancelled);
+
+    m.def("json_numbers", &json_numbers, nb::arg("x"));
+
     nb::class_<Model>(m, "Model")
         .def_static(
             "open",
-            [](const std::string &path, int max_bits, bool verify, size_t panel_budget, const std::string &isa) {
-                nb::gil_scoped_release release;
-                return Model::open(path, {max_bits, verify, panel_budget, isa});
+            [](const nb::bytes &path, int max_bits, bool verify, size_t panel_budget, const std::string &isa) {
+                const std::string name(path.c_str(), path.size());
+                WithoutGil released;
+                return Model::open(name, {max_bits, verify, panel_budget, isa});
             },
-            nb::arg("path"), nb::arg("max_bits") = 0, nb::arg("verify") = false, nb::arg("panel_budget") = 0,
+            nb::arg("path"), nb::arg("max_bits") = 0, nb::arg("verify") = true, nb::arg("panel_budget") = 0,
             nb::arg("isa") = "")
         .def_prop_ro("name", &Model::name)
         .def_prop_ro("isa", &Model::isa)
@@ -124,19 +192,31 @@ NB_MODULE(_native, m) {
         .def_prop_ro("image_height", &Model::image_height)
         .def_prop_ro("image_width", &Model::image_width)
         .def_prop_ro("takes_bytes", &Model::takes_bytes)
+        .def_prop_ro("preprocessing", &Model::preprocessing)
         .def_prop_ro("outputs", &Model::outputs)
         .def_prop_ro("panel_bytes", &Model::panel_bytes)
         .def_prop_ro("arena_bytes", &Model::arena_bytes)
         .def_prop_ro("file_bytes", &Model::file_bytes)
+        .def_prop_ro("loaded_bytes", &Model::loaded_bytes)
         .def("profiles", &Model::profiles)
-        .def("refresh", &Model::refresh)
+        .def("refresh", &Model::refresh, nb::call_guard<WithoutGil>())
+        .def(
+            "output_shapes",
+            [](const Model &model, int n, int h, int w) {
+                std::vector<std::vector<int>> shapes;
+                for (const anyprec::OutputShape &s : model.output_shapes(n, h, w))
+                    shapes.push_back({s.n, s.h, s.w, s.c});
+                return shapes;
+            },
+            nb::arg("n"), nb::arg("h"), nb::arg("w"))
         .def(
             "steps",
             [](Model &model, const Array &x, int profile, int repeat, int threads, bool channels_first) {
                 const anyprec::Images images = as_images(x, channels_first);
-                nb::gil_scoped_release release;
+                WithoutGil released;
                 return model.steps(images, profile, repeat, threads);
             },
             nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("threads"), nb::arg("channels_first"))
-        .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"));
+        .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"),
+             nb::arg("check_finite") = true, nb::arg("cancel") = nb::none());
 }

@@ -5,35 +5,78 @@
 
 namespace anyprec {
 
-// Eight bytes a step with a table each, about 1.5 GB/s: a checked 25 MB file costs 17 ms.
-uint32_t crc32(const uint8_t *bytes, size_t size) {
-    struct Tables {
-        uint32_t rows[8][256];
-        Tables() {
-            for (uint32_t i = 0; i < 256; i++) {
-                uint32_t crc = i;
-                for (int bit = 0; bit < 8; bit++)
-                    crc = (crc >> 1) ^ (crc & 1 ? 0xedb88320u : 0);
-                rows[0][i] = crc;
-            }
-            for (int row = 1; row < 8; row++)
-                for (uint32_t i = 0; i < 256; i++)
-                    rows[row][i] = (rows[row - 1][i] >> 8) ^ rows[0][rows[row - 1][i] & 255];
+namespace {
+
+constexpr uint32_t kPolynomial = 0xedb88320; // reflected: bit 31 is x^0
+
+struct Tables {
+    uint32_t rows[8][256] = {};
+    constexpr Tables() {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t crc = i;
+            for (int bit = 0; bit < 8; bit++)
+                crc = (crc >> 1) ^ (crc & 1 ? kPolynomial : 0);
+            rows[0][i] = crc;
         }
-    };
-    static const Tables tables;
-    const auto &t = tables.rows;
-    uint32_t crc = ~uint32_t(0);
-    for (; size >= 8; bytes += 8, size -= 8) {
-        uint32_t low, high;
-        std::memcpy(&low, bytes, 4);
-        std::memcpy(&high, bytes + 4, 4);
-        low ^= crc;
-        crc = t[7][low & 255] ^ t[6][(low >> 8) & 255] ^ t[5][(low >> 16) & 255] ^ t[4][low >> 24] ^ t[3][high & 255] ^
-              t[2][(high >> 8) & 255] ^ t[1][(high >> 16) & 255] ^ t[0][high >> 24];
+        for (int row = 1; row < 8; row++)
+            for (uint32_t i = 0; i < 256; i++)
+                rows[row][i] = (rows[row - 1][i] >> 8) ^ rows[0][rows[row - 1][i] & 255];
     }
+};
+constexpr Tables kTables; // made by the compiler: no thread finds another one at it after a fork
+
+inline uint32_t eight_bytes(uint32_t crc, const uint8_t *bytes) {
+    const auto &t = kTables.rows;
+    uint32_t low, high;
+    std::memcpy(&low, bytes, 4);
+    std::memcpy(&high, bytes + 4, 4);
+    low ^= crc;
+    return t[7][low & 255] ^ t[6][(low >> 8) & 255] ^ t[5][(low >> 16) & 255] ^ t[4][low >> 24] ^ t[3][high & 255] ^
+           t[2][(high >> 8) & 255] ^ t[1][(high >> 16) & 255] ^ t[0][high >> 24];
+}
+
+// a b mod the polynomial, over GF(2).
+uint32_t multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t power = 0x80000000; power; power >>= 1) { // x^0, x^1, ...
+        product ^= a & power ? b : 0;
+        b = (b >> 1) ^ (b & 1 ? kPolynomial : 0); // times x
+    }
+    return product;
+}
+
+// What a CRC is multiplied by when `bytes` zero bytes follow: x^(8 bytes).
+uint32_t shift_by(size_t bytes) {
+    uint32_t result = 0x80000000, square = 0x00800000; // x^0, x^8
+    for (; bytes; bytes >>= 1, square = multiply(square, square))
+        if (bytes & 1)
+            result = multiply(result, square);
+    return result;
+}
+
+} // namespace
+
+// Each step looks eight bytes up in a table each, and waits for the step before. So the four quarters of a long run of
+// bytes take turns, and are put together in the end: 3 to 4 GB/s instead of 1.5.
+uint32_t crc32(const uint8_t *bytes, size_t size) {
+    uint32_t crc = ~uint32_t(0);
+    if (size >= 1 << 14) {
+        const size_t quarter = size / 32 * 8;
+        uint32_t parts[4] = {crc, 0, 0, 0};
+        for (size_t i = 0; i < quarter; i += 8)
+            for (size_t p = 0; p < 4; p++)
+                parts[p] = eight_bytes(parts[p], bytes + p * quarter + i);
+        const uint32_t shift = shift_by(quarter);
+        crc = parts[0];
+        for (size_t p = 1; p < 4; p++)
+            crc = multiply(crc, shift) ^ parts[p];
+        bytes += 4 * quarter;
+        size -= 4 * quarter;
+    }
+    for (; size >= 8; bytes += 8, size -= 8)
+        crc = eight_bytes(crc, bytes);
     for (; size > 0; bytes++, size--)
-        crc = (crc >> 8) ^ t[0][(crc ^ *bytes) & 255];
+        crc = (crc >> 8) ^ kTables.rows[0][(crc ^ *bytes) & 255];
     return ~crc;
 }
 

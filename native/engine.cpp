@@ -10,8 +10,13 @@
 #include <mutex>
 #include <tuple>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "cpu.h"
 #include "execute.h"
+#include "fork.h"
 #include "kernels.h"
 #include "panels.h"
 #include "plan.h"
@@ -32,19 +37,37 @@ const Kernels &kernels_for(const std::string &isa) {
     return *kernels_scalar();
 }
 
+// What is kept for the next call. A larger arena goes back to the system after its call; tables: see drop_large_tables.
+constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
+
+// Memory that comes fresh from the system for every call: with pages of 2 MiB, where it has them, to get it takes a
+// tenth of the time (0.1 ms a MiB instead of 1).
+void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t kPage = uintptr_t(2) << 20;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+    if (first < end)
+        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
+#endif
+}
+
 struct Arena {
     std::unique_ptr<uint8_t[]> storage; // not cleared: pages that are never touched cost nothing
     uint8_t *data = nullptr;
     size_t bytes = 0;
 
-    explicit Arena(size_t size) : storage(new uint8_t[size + 64]), data(at_line(storage.get())), bytes(size) {}
+    explicit Arena(size_t size) : storage(new uint8_t[size + 64]), data(at_line(storage.get())), bytes(size) {
+        if (bytes > kKeptArena)
+            use_large_pages(data, bytes);
+    }
 };
 
 using PlanKey = std::tuple<int, int, int, int>; // profile, n, h, w
 
 } // namespace
 
-struct Model::Impl {
+struct Model::Impl : Forkable {
     std::shared_ptr<ModelFile> file;
     std::string isa;
     const Kernels *kernels = nullptr;
@@ -57,20 +80,37 @@ struct Model::Impl {
     std::map<std::tuple<int, int, const TileKernel *, int>, std::weak_ptr<const Panel>> panels;
     std::vector<std::unique_ptr<Arena>> arenas; // not in use now
     size_t arena_total = 0;
+    size_t table_total = 0; // of all plans kept
     // uint8 images: value of every byte, by channel.
     std::vector<float> byte_values; // [channel][256]
+
+    // A child of a fork goes on with the plans, panels and free arenas there were.
+    void before_fork() override { mutex.lock(); }
+    void after_fork_in_parent() override { mutex.unlock(); }
+    void after_fork_in_child() override;
 
     const Graph &graph() const { return file->graph(); }
     std::shared_ptr<const Plan> plan_for(const PlanKey &key);
     std::shared_ptr<const Panel> panel(int weight, int bits, const TileKernel *kernel, int groups);
     size_t held() const;
     void keep_to_budget();
+    void drop_large_tables();
     std::unique_ptr<Arena> take_arena(size_t bytes);
+    void give_back(std::unique_ptr<Arena> arena);
     void check_profile(int profile) const;
     void check_images(const Images &images) const;
     void fill_input(const Plan &plan, const Images &images, uint8_t *arena) const;
-    void run_group(const Images &images, int profile, int threads, std::vector<float *> &targets);
+    void run_group(const Images &images, int profile, int threads, std::vector<float *> &targets,
+                   const CancelToken *cancel);
 };
+
+void Model::Impl::after_fork_in_child() {
+    pool.after_fork_in_child();
+    arena_total = 0; // those of calls that ran in other threads are lost
+    for (const std::unique_ptr<Arena> &arena : arenas)
+        arena_total += arena->bytes;
+    mutex.unlock();
+}
 
 std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const TileKernel *kernel, int groups) {
     std::weak_ptr<const Panel> &known = panels[{weight, bits, kernel, groups}];
@@ -96,23 +136,41 @@ size_t Model::Impl::held() const {
 // of a call lives on until the call ends.
 void Model::Impl::keep_to_budget() {
     constexpr size_t kMostPlans = 64; // input sizes times profiles; each is small, but a caller may try thousands
-    while (plans.size() > 1 && (plans.size() > kMostPlans || (budget && held() > budget)))
+    while (plans.size() > 1 && (plans.size() > kMostPlans || (budget && held() > budget))) {
+        table_total -= plans.back().second->table_bytes;
         plans.pop_back();
+    }
+    drop_large_tables();
+}
+
+// Tables grow with the image: 36 MiB for a 3x3 convolution of 1024 x 1024 pixels. A plan for one huge image goes as
+// soon as another is in use, the largest first; one that is used again and again stays.
+void Model::Impl::drop_large_tables() {
+    while (table_total > kKeptTables && plans.size() > 1) {
+        const auto largest = std::max_element(std::next(plans.begin()), plans.end(), [](const auto &a, const auto &b) {
+            return a.second->table_bytes < b.second->table_bytes;
+        });
+        if (largest->second->table_bytes == 0)
+            return;
+        table_total -= largest->second->table_bytes;
+        plans.erase(largest);
+    }
 }
 
 std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
     for (auto it = plans.begin(); it != plans.end(); ++it)
         if (it->first == key) {
             plans.splice(plans.begin(), plans, it);
-            return it->second;
+            drop_large_tables();
+            return plans.front().second;
         }
     const auto [profile, n, h, w] = key;
     auto plan = std::make_shared<const Plan>(make_plan(
         graph(), profile, n, h, w, *kernels, [this](int weight, int bits, const TileKernel *kernel, int groups) {
             return panel(weight, bits, kernel, groups);
         }));
-    file->drop_pages(); // the planes are in the panels now
     plans.emplace_front(key, plan);
+    table_total += plan->table_bytes;
     keep_to_budget();
     return plan;
 }
@@ -124,7 +182,7 @@ std::unique_ptr<Arena> Model::Impl::take_arena(size_t bytes) {
         if ((*it)->bytes >= bytes && (best == arenas.end() || (*it)->bytes < (*best)->bytes))
             best = it;
     if (best == arenas.end()) {
-        if (!arenas.empty()) {
+        if (!arenas.empty() && bytes <= kKeptArena) {
             arena_total -= arenas.back()->bytes;
             arenas.pop_back();
         }
@@ -135,6 +193,14 @@ std::unique_ptr<Arena> Model::Impl::take_arena(size_t bytes) {
     std::unique_ptr<Arena> arena = std::move(*best);
     arenas.erase(best);
     return arena;
+}
+
+void Model::Impl::give_back(std::unique_ptr<Arena> arena) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (arena->bytes > kKeptArena)
+        arena_total -= arena->bytes; // and it is freed
+    else
+        arenas.push_back(std::move(arena));
 }
 
 void Model::Impl::check_profile(int profile) const {
@@ -202,8 +268,12 @@ void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *ar
     }
 }
 
-Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Model::~Model() = default;
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+    add_forkable(*impl_);
+}
+Model::~Model() {
+    remove_forkable(*impl_);
+}
 
 std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &options) {
     auto impl = std::make_unique<Impl>();
@@ -245,8 +315,17 @@ int Model::image_width() const {
 bool Model::takes_bytes() const {
     return !impl_->byte_values.empty();
 }
+Preprocessing Model::preprocessing() const {
+    const Graph &graph = impl_->graph();
+    return {graph.resize, graph.resize_h, graph.resize_w, graph.filter, graph.image_scale, graph.image_shift};
+}
 size_t Model::file_bytes() const {
     return impl_->file->file_bytes();
+}
+
+size_t Model::loaded_bytes() const {
+    std::lock_guard<std::mutex> lock(impl_->mutex);
+    return impl_->file->loaded_bytes();
 }
 
 std::vector<ProfileInfo> Model::profiles() const {
@@ -293,7 +372,7 @@ std::vector<OutputShape> Model::output_shapes(int n, int h, int w) const {
     return result;
 }
 
-void Model::run(const Images &images, int profile, int threads, float *const *outs) {
+void Model::run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel) {
     const Graph &graph = impl_->graph();
     impl_->check_images(images);
     // A large batch goes through in groups whose working memory stays near the second-level cache: faster than all
@@ -314,12 +393,13 @@ void Model::run(const Images &images, int profile, int threads, float *const *ou
         Images part = images;
         part.n = std::min(group, images.n - first);
         part.data = static_cast<const uint8_t *>(images.data) + image_bytes * static_cast<size_t>(first);
-        impl_->run_group(part, profile, threads, targets);
+        impl_->run_group(part, profile, threads, targets, cancel);
     }
 }
 
 // Runs one group and moves the targets behind what it wrote.
-void Model::Impl::run_group(const Images &images, int profile, int threads, std::vector<float *> &targets) {
+void Model::Impl::run_group(const Images &images, int profile, int threads, std::vector<float *> &targets,
+                            const CancelToken *cancel) {
     std::shared_ptr<const Plan> plan;
     std::unique_ptr<Arena> arena;
     {
@@ -330,8 +410,9 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
     }
     fill_input(*plan, images, arena->data);
     Threads team{pool, threads};
-    run_plan(*plan, *kernels, arena->data, team); // does not throw: the arena goes back below
-    for (size_t i = 0; i < targets.size(); ++i) {
+    const bool done =
+        run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // throws nothing: the arena goes back
+    for (size_t i = 0; done && i < targets.size(); ++i) {
         const auto value = static_cast<size_t>(graph().outputs[i]);
         const Place &place = plan->places[value];
         const size_t count = static_cast<size_t>(place.pixels) * static_cast<size_t>(plan->shapes[value].c);
@@ -343,8 +424,9 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
                 std::memcpy(targets[i], from, 4 * count);
         }
     }
-    std::lock_guard<std::mutex> lock(mutex);
-    arenas.push_back(std::move(arena));
+    give_back(std::move(arena));
+    if (!done)
+        throw Cancelled();
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {

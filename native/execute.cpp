@@ -150,10 +150,13 @@ void Run::step(const Step &s) const {
     }
 }
 
-void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds) {
+bool run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds,
+              const CancelToken *cancel) {
     using Clock = std::chrono::steady_clock;
     const Run run{plan, kernels, arena, threads};
     for (const Step &s : plan.steps) {
+        if (cancel && cancel->cancelled())
+            return false;
         const Clock::time_point start = seconds ? Clock::now() : Clock::time_point();
         for (const ZeroRow &row : s.zero_rows)
             for (int n = 0; n < plan.images; ++n)
@@ -162,6 +165,7 @@ void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads 
         if (seconds)
             *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
     }
+    return true;
 }
 
 } // namespace anyprec

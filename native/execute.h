@@ -5,13 +5,16 @@
 
 #include <algorithm>
 
+#include "engine.h"
 #include "plan.h"
 #include "threads.h"
 
 namespace anyprec {
 
-// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step.
-void run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr);
+// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step. False:
+// `cancel` said so between two steps, and the outputs are not there.
+bool run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr,
+              const CancelToken *cancel = nullptr);
 
 // The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
 Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);

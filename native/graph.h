@@ -1,6 +1,6 @@
 // A packed network as the engine sees it: FORMAT.md sections 2 and 3 as plain structs, checked by reader.cpp.
 // In: made by ModelFile (reader.h). Out: read by shapes.cpp and all that plans. No behaviour in here.
-// Pointers lead into the mapped file and live as long as its ModelFile.
+// Pointers lead into the copy of the file that its ModelFile has, and live as long as that.
 #pragma once
 
 #include <cstddef>
@@ -94,6 +94,9 @@ struct Graph {
     int input_c = 0;
     int image_h = 0; // the size it was made for, where it takes others too; 0 where unknown
     int image_w = 0;
+    std::string resize;             // of pictures: "cover", "stretch", "none"; empty where the file does not say
+    int resize_h = 0, resize_w = 0; // what is covered, or stretched to
+    std::string filter;             // "bilinear", ...; empty with "none"
     std::vector<float> image_scale; // C numbers, or empty: uint8 images are not taken
     std::vector<float> image_shift;
     std::vector<std::string> labels;

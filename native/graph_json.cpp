@@ -13,12 +13,17 @@
 
 namespace anyprec {
 
+constexpr int64_t LATEST_FORMAT = 2; // 1: without preprocessing
+
 ParsedGraph GraphParser::parse() {
     Fields fields(root_, "the graph");
-    if (Value format = fields.take("format"); !format.is(Type::integer) || format.integer() != 1)
+    if (Value format = fields.take("format");
+        format.is(Type::integer) && format.integer() >= 1 && format.integer() <= LATEST_FORMAT)
+        version_ = format.integer();
+    else
         throw ModelError(ModelErrorKind::UnsupportedVersion,
                          "format version " + (format.is(Type::integer) ? std::to_string(format.integer()) : "?") +
-                             " is not 1, the one this anyprec reads; use the anyprec that wrote the file, or pack "
+                             " is not 1 or 2, those this anyprec reads; use the anyprec that wrote the file, or pack "
                              "the model again");
     graph_.name = fields.name("name");
     graph_.made_by = fields.text("made_by");
@@ -61,13 +66,49 @@ void GraphParser::parse_input(Value value) {
     Value image = input.take("image");
     if (input.has("size"))
         parse_image_size(input);
+    if (!image.is(Type::null)) {
+        Fields numbers(image, "the graph's image");
+        graph_.image_scale = parse_channels(numbers, "scale");
+        graph_.image_shift = parse_channels(numbers, "shift");
+        numbers.done();
+    }
+    if (version_ >= 2)
+        parse_preprocessing(input.take("preprocessing"));
     input.done();
-    if (image.is(Type::null))
+}
+
+// How pictures become images of the input: format 2 has it, always.
+void GraphParser::parse_preprocessing(Value value) {
+    Fields fields(value, "the graph's preprocessing");
+    const std::string_view resize = fields.text("resize");
+    const bool none = resize == "none";
+    if (!none && resize != "cover" && resize != "stretch")
+        fields.fail("resize", "'cover', 'stretch' or 'none'");
+    graph_.resize = resize;
+    bool scales = !graph_.image_scale.empty();
+    for (float scale : graph_.image_scale)
+        scales = scales && scale > 0;
+    if (!scales || (graph_.input_c != 1 && graph_.input_c != 3))
+        bad_graph("the graph's preprocessing needs an image of 1 or 3 channels whose scales are above 0");
+    if (none) {
+        if (!fields.take("to").is(Type::null) || !fields.take("filter").is(Type::null) || graph_.image_h ||
+            graph_.input_h || graph_.input_w)
+            bad_graph("the graph's preprocessing: 'none' goes with a free H and W, and without 'size', 'to', 'filter'");
+        fields.done();
         return;
-    Fields numbers(image, "the graph's image");
-    graph_.image_scale = parse_channels(numbers, "scale");
-    graph_.image_shift = parse_channels(numbers, "shift");
-    numbers.done();
+    }
+    int to[2] = {0, 0};
+    fields.integers("to", 1, to);
+    if (!graph_.image_h || to[0] < graph_.image_h || to[1] < graph_.image_w ||
+        double(to[0]) * to[1] * graph_.input_c >= double(COUNT_LIMIT))
+        fields.fail("to", "[H, W], each at least that of the input's 'size', which is needed, and not too large");
+    graph_.resize_h = to[0];
+    graph_.resize_w = to[1];
+    graph_.filter = fields.text("filter");
+    if (graph_.filter != "nearest" && graph_.filter != "bilinear" && graph_.filter != "bicubic" &&
+        graph_.filter != "lanczos")
+        fields.fail("filter", "'nearest', 'bilinear', 'bicubic' or 'lanczos'");
+    fields.done();
 }
 
 void GraphParser::parse_image_size(Fields &input) {

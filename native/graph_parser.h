@@ -19,6 +19,7 @@ class GraphParser {
 
     void parse_input(Value value);
     void parse_image_size(Fields &input);
+    void parse_preprocessing(Value value);
     std::vector<float> parse_channels(Fields &fields, const char *key) const;
     void parse_labels(Value value);
     void parse_planes(Value value);
@@ -42,6 +43,7 @@ class GraphParser {
 
     // graph_profiles.cpp
     void parse_profiles(Value value);
+    static void check_profile_name(Fields &fields);
     uint8_t checked_bits(const Fields &fields, const char *key, Value value) const;
     void parse_weight_bits(Fields &fields, Profile &profile) const;
     void parse_act_bits(Fields &fields, Profile &profile) const;
@@ -55,6 +57,7 @@ class GraphParser {
     Value root_;
     ParsedGraph result_;
     Graph &graph_ = result_.graph;
+    int64_t version_ = 1;
     size_t plane_count_ = 0;
     NameIndex weight_names_, value_names_; // views into the JSON text
 };

@@ -15,6 +15,7 @@ void GraphParser::parse_profiles(Value value) {
         profile.name = Fields(item, "a profile").name("name");
         Fields fields(item, "profile " + quote(profile.name));
         names.add(fields.name("name"), 0);
+        check_profile_name(fields);
         parse_weight_bits(fields, profile);
         parse_act_bits(fields, profile);
         Value accuracy = fields.take("accuracy");
@@ -27,6 +28,18 @@ void GraphParser::parse_profiles(Value value) {
     }
     if (!names.sort())
         bad_graph("the graph has two profiles of one name");
+}
+
+// Names that callers give a meaning of their own: "random" draws a width, and a number is the uniform profile of it.
+void GraphParser::check_profile_name(Fields &fields) {
+    const std::string_view name = fields.name("name");
+    if (name == "random" || name.substr(0, 7) == "random:")
+        bad_graph(fields.where() + ": no profile may be called that, for bits='random' draws a width");
+    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }))
+        return;
+    const auto is_it = [&](Value bits) { return bits.is(Type::integer) && std::to_string(bits.integer()) == name; };
+    if (!is_it(fields.take("weights")) || !is_it(fields.take("acts")))
+        bad_graph(fields.where() + ": a number as its name means that weights and acts have that many bits");
 }
 
 uint8_t GraphParser::checked_bits(const Fields &fields, const char *key, Value value) const {

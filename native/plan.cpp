@@ -59,7 +59,10 @@ Plan Builder::build() {
             if (before)
                 before->next = s.conv->panel.get();
             before = s.conv.get();
+            if (s.conv->winograd)
+                plan.table_bytes += 4 * s.conv->winograd->grid.size();
         }
+    plan.table_bytes += taps.bytes_in_use();
     return std::move(plan);
 }
 

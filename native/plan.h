@@ -114,6 +114,7 @@ struct Plan {
     std::vector<bool> codes; // by value
     size_t arena_bytes = 0;
     size_t panel_bytes = 0; // of all panels it uses
+    size_t table_bytes = 0; // of the tables its steps share, which grow with the image
     std::vector<std::shared_ptr<const Panel>> panels;
 };
 

@@ -1,8 +1,9 @@
-// See reader.h. The header is read into memory, parsed and given back; of the tensors a prefix is mapped, and later
-// ones in pieces of their own as they arrive, so that pointers into the first stay where they are.
+// See reader.h. The header is read, parsed and given back; of the tensors a prefix is copied into memory, and later
+// ones into pieces of their own as they arrive, so that pointers into the first stay where they are.
 #include "reader.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -23,10 +24,19 @@ namespace anyprec {
 using Kind = ModelErrorKind;
 static_assert(sizeof(size_t) == 8, "limits of FORMAT.md need 64 bit sizes");
 
+// A part of the file, in memory of our own.
+struct Piece {
+    std::unique_ptr<uint8_t[]> bytes; // new aligns it for floats
+    size_t begin;                     // of the part, in the file
+
+    Piece(size_t from, size_t to) : bytes(new uint8_t[to - from]), begin(from) {}
+    uint8_t *at(size_t offset) const { return bytes.get() + (offset - begin); }
+};
+
 struct ModelFile::Impl {
     std::string name;
-    std::unique_ptr<Source> source; // nullptr once everything is mapped
-    std::vector<std::unique_ptr<Piece>> pieces;
+    std::unique_ptr<Source> source; // nullptr once everything is loaded
+    std::vector<Piece> pieces;
     Graph graph;
     std::vector<TensorPlace> places;
     std::vector<size_t> plane_ends; // where each plane ends in the file
@@ -34,7 +44,7 @@ struct ModelFile::Impl {
     size_t tails_end = 0;           // 0 without tails
     size_t total = 0;
     size_t limit = 0;      // where what max_bits allows ends
-    size_t mapped_end = 0; // from head to here everything is mapped
+    size_t loaded_end = 0; // from head to here everything is loaded
     size_t next_place = 0; // the first that is not
     bool verify = false;
 
@@ -42,9 +52,11 @@ struct ModelFile::Impl {
     void read_head(size_t size);
     void find_ends(size_t data_start, int max_bits);
     size_t profile_end(const Profile &profile) const;
-    void check_long_enough(size_t size, int max_bits) const;
-    bool map(size_t size);
+    void check_long_enough(size_t size) const;
+    bool load(size_t size);
+    std::string title(const TensorPlace &place) const;
     void check_bytes(const TensorPlace &place, const uint8_t *bytes) const;
+    void check_floats(const TensorPlace &place, const uint8_t *bytes) const;
     void give(const TensorPlace &place, const uint8_t *bytes);
 };
 
@@ -52,25 +64,25 @@ void ModelFile::Impl::open(std::unique_ptr<Source> from, int max_bits) {
     source = std::move(from);
     size_t size = source->size();
     read_head(size);
-    size_t data_start = mapped_end;
+    size_t data_start = loaded_end;
     find_ends(data_start, max_bits);
     if (size > total)
         throw ModelError(Kind::BadTensor, "has " + std::to_string(size - total) +
                                               " bytes after its last tensor, which ends at " + std::to_string(total));
-    check_long_enough(size, max_bits);
-    map(size);
+    check_long_enough(size);
+    load(size);
 }
 
-// Leaves graph and places filled, and mapped_end where the tensors begin.
+// Leaves graph and places filled, and loaded_end where the tensors begin.
 void ModelFile::Impl::read_head(size_t size) {
     if (size < 8)
         throw ModelError(Kind::TruncatedFile,
                          "has " + std::to_string(size) + " bytes, not even the 8 that say how long its header is");
     uint64_t length = 0;
-    char first[9] = {0};
+    uint8_t first[9] = {0};
     source->read(0, std::min<size_t>(size, 9), first);
     for (int i = 8; i-- > 0;)
-        length = length << 8 | uint8_t(first[i]);
+        length = length << 8 | first[i];
     if (length > MAX_HEADER || length < 2)
         throw ModelError(Kind::BadHeader, "its first 8 bytes say the header has " + std::to_string(length) +
                                               " bytes; 2 to 100000000 are allowed; is it a model file?");
@@ -80,7 +92,7 @@ void ModelFile::Impl::read_head(size_t size) {
         throw ModelError(Kind::TruncatedFile, "has " + std::to_string(size) + " bytes, its header alone needs " +
                                                   std::to_string(8 + length) + "; wait for more, or fetch it again");
     std::string text(size_t(length), '\0');
-    source->read(8, 8 + size_t(length), text.data());
+    source->read(8, 8 + size_t(length), reinterpret_cast<uint8_t *>(text.data()));
     std::string_view stripped(text);
     stripped = stripped.substr(0, stripped.find_last_not_of(' ') + 1);
     if (stripped.back() != '}') // it starts with '{': not empty
@@ -94,7 +106,7 @@ void ModelFile::Impl::read_head(size_t size) {
     } catch (const JsonError &error) {
         throw ModelError(Kind::BadHeader, "its header is not JSON: " + std::string(error.what()));
     }
-    mapped_end = 8 + size_t(length);
+    loaded_end = 8 + size_t(length);
 }
 
 void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
@@ -137,59 +149,90 @@ size_t ModelFile::Impl::profile_end(const Profile &profile) const {
     return end;
 }
 
-void ModelFile::Impl::check_long_enough(size_t size, int max_bits) const {
-    size_t least = SIZE_MAX;
+void ModelFile::Impl::check_long_enough(size_t size) const {
+    size_t least = SIZE_MAX; // if it is beyond the limit, so are all others: there is none within max_bits
     for (const Profile &profile : graph.profiles)
-        if (size_t end = profile_end(profile); end <= limit)
-            least = std::min(least, end);
-    if (least == SIZE_MAX)
-        least = head_end;
+        least = std::min(least, profile_end(profile));
     if (size < least)
-        throw ModelError(Kind::TruncatedFile,
-                         "has " + std::to_string(size) + " bytes, its narrowest profile" +
-                             (max_bits >= 1 && max_bits <= 8 ? " within " + std::to_string(max_bits) + " bits" : "") +
-                             " needs " + std::to_string(least) + "; wait for more, or fetch it again");
+        throw ModelError(Kind::TruncatedFile, "has " + std::to_string(size) + " bytes, its narrowest profile needs " +
+                                                  std::to_string(least) + "; wait for more, or fetch it again");
 }
 
-// Maps what is there of what max_bits allows. True if there was something new.
-bool ModelFile::Impl::map(size_t size) {
+// Reads and checks what is there of what max_bits allows. True if there was something new.
+bool ModelFile::Impl::load(size_t size) {
     size_t stop = next_place;
     while (stop < places.size() && places[stop].end <= std::min(size, limit))
         stop++;
     if (stop > next_place) {
-        std::unique_ptr<Piece> piece = source->piece(mapped_end, places[stop - 1].end);
-        for (size_t i = next_place; i < stop; i++)
-            check_bytes(places[i], piece->at(places[i].begin));
+        size_t end = places[stop - 1].end;
+        if (end - loaded_end > physical_memory())
+            throw ModelError(Kind::ModelFileError, "needs " + std::to_string(end - loaded_end) +
+                                                       " bytes of memory, more than this machine has; load it with "
+                                                       "fewer bits (max_bits)");
+        Piece piece(loaded_end, end);
+        for (size_t i = next_place; i < stop; i++) { // one by one: what was read is in the cache when it is checked
+            source->read(places[i].begin, places[i].end, piece.at(places[i].begin));
+            check_bytes(places[i], piece.at(places[i].begin));
+        }
         pieces.push_back(std::move(piece));
         for (size_t i = next_place; i < stop; i++)
-            give(places[i], pieces.back()->at(places[i].begin));
+            give(places[i], pieces.back().at(places[i].begin));
+        loaded_end = end;
     }
     bool news = stop > next_place;
     next_place = stop;
-    mapped_end = stop ? places[stop - 1].end : mapped_end;
-    if (mapped_end >= limit)
+    if (loaded_end >= limit)
         source.reset();
     return news;
 }
 
+std::string ModelFile::Impl::title(const TensorPlace &place) const {
+    const char *parts[] = {"table.", "weight.", "codes.", "plane", "tail."};
+    std::string number = place.part == TensorPlace::plane ? std::to_string(place.number) + "." : "";
+    return std::string(parts[place.part]) + (number.size() == 2 ? "0" : "") + number +
+           (place.part == TensorPlace::table ? graph.ops[size_t(place.owner)].name
+                                             : graph.weights[size_t(place.owner)].name);
+}
+
+// FORMAT.md section 4: the checksum (on request), no bits past a plane's end, no NaN and no infinity.
 void ModelFile::Impl::check_bytes(const TensorPlace &place, const uint8_t *bytes) const {
-    auto title = [&] {
-        const char *parts[] = {"table.", "weight.", "codes.", "plane", "tail."};
-        std::string number = place.part == TensorPlace::plane ? std::to_string(place.number) + "." : "";
-        return std::string(parts[place.part]) + (number.size() == 2 ? "0" : "") + number +
-               (place.part == TensorPlace::table ? graph.ops[size_t(place.owner)].name
-                                                 : graph.weights[size_t(place.owner)].name);
-    };
     if (verify)
         if (uint32_t crc = crc32(bytes, place.end - place.begin); crc != place.crc)
-            throw ModelError(Kind::ChecksumMismatch,
-                             "tensor " + quote(title()) + " at byte " + std::to_string(place.begin) + " has checksum " +
-                                 show_crc32(crc) + ", written was " + show_crc32(place.crc) + "; fetch it again");
-    if (place.part != TensorPlace::plane)
+            throw ModelError(Kind::ChecksumMismatch, "tensor " + quote(title(place)) + " at byte " +
+                                                         std::to_string(place.begin) + " has checksum " +
+                                                         show_crc32(crc) + ", written was " + show_crc32(place.crc) +
+                                                         "; fetch it again");
+    if (place.part == TensorPlace::plane) {
+        size_t used = graph.weights[size_t(place.owner)].count % 8;
+        if (used && bytes[place.end - place.begin - 1] >> used)
+            bad_tensor(title(place), "has bits past its end set; the file is damaged or badly written");
+    } else if (place.part != TensorPlace::codes) {
+        check_floats(place, bytes);
+    }
+}
+
+void ModelFile::Impl::check_floats(const TensorPlace &place, const uint8_t *bytes) const {
+    const size_t count = (place.end - place.begin) / 4;
+    auto bits = [bytes](size_t i) {
+        uint32_t value;
+        std::memcpy(&value, bytes + 4 * i, 4); // a tail may lie anywhere
+        return value;
+    };
+    constexpr uint32_t kInfinity = 0x7f800000, kMinus = 0x80000000;
+    uint32_t any = 0; // its first bit: whether an exponent is all ones, which one more in its last place carries over
+    for (size_t i = 0; i < count; i++)
+        any |= (bits(i) & ~kMinus) + 0x00800000;
+    if (!(any & kMinus))
         return;
-    size_t used = graph.weights[size_t(place.owner)].count % 8;
-    if (used && bytes[place.end - place.begin - 1] >> used)
-        bad_tensor(title(), "has bits past its end set; the file is damaged or badly written");
+    const bool clip = place.part == TensorPlace::table && graph.ops[size_t(place.owner)].kind == OpKind::clip;
+    for (size_t i = 0; i < count; i++) {
+        if (clip && bits(i) == (i % 2 ? kInfinity : kInfinity | kMinus))
+            continue; // no upper bound, no lower bound
+        if ((bits(i) & kInfinity) == kInfinity)
+            bad_tensor(title(place), "has a NaN or an infinity at number " + std::to_string(i) +
+                                         (clip ? "; a clip may have -inf as its lower and inf as its upper bound"
+                                               : "; all of its numbers must be finite"));
+    }
 }
 
 void ModelFile::Impl::give(const TensorPlace &place, const uint8_t *bytes) {
@@ -257,13 +300,13 @@ const Graph &ModelFile::graph() const {
 }
 
 bool ModelFile::available(int profile) const {
-    return impl_->profile_end(impl_->graph.profiles[size_t(profile)]) <= impl_->mapped_end;
+    return impl_->profile_end(impl_->graph.profiles[size_t(profile)]) <= impl_->loaded_end;
 }
 
 int ModelFile::planes_available() const {
     int count = 0;
     for (size_t end : impl_->plane_ends)
-        count += end <= impl_->mapped_end;
+        count += end <= impl_->loaded_end;
     return count;
 }
 
@@ -272,15 +315,21 @@ bool ModelFile::refresh() {
         return false;
     return naming(impl_->name, [&] {
         size_t size = impl_->source->size();
+        if (size < impl_->loaded_end)
+            throw ModelError(Kind::TruncatedFile,
+                             "has " + std::to_string(size) + " bytes now, and had " +
+                                 std::to_string(impl_->loaded_end) +
+                                 " when it was read: it was cut or is being written anew; what was loaded stays, load "
+                                 "it again for the rest");
         if (size > impl_->total)
             throw ModelError(Kind::BadTensor,
                              "has grown past its last tensor, which ends at byte " + std::to_string(impl_->total));
-        return impl_->map(size);
+        return impl_->load(size);
     });
 }
 
 bool ModelFile::complete() const {
-    return impl_->mapped_end >= impl_->limit;
+    return impl_->loaded_end >= impl_->limit;
 }
 
 size_t ModelFile::bytes_for(int bits) const {
@@ -295,13 +344,8 @@ size_t ModelFile::file_bytes() const {
     return impl_->total;
 }
 
-size_t ModelFile::mapped_bytes() const {
-    return impl_->mapped_end;
-}
-
-void ModelFile::drop_pages() const {
-    for (const std::unique_ptr<Piece> &piece : impl_->pieces)
-        piece->drop(0, impl_->mapped_end);
+size_t ModelFile::loaded_bytes() const {
+    return impl_->loaded_end;
 }
 
 } // namespace anyprec

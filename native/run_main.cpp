@@ -2,6 +2,7 @@
 //   anyprec-run net.apm images.npy [--bits 4] [--out y.npy] [--layout NCHW] [--threads 1] [--repeat 1] [--max-bits 8]
 //   anyprec-run net.apm                 lists the profiles
 //   --steps                             times every step instead
+//   --no-check-finite                   computes NaN and infinity, as FORMAT.md says, instead of refusing them
 #include <algorithm>
 #include <chrono>
 #include <climits>
@@ -15,13 +16,15 @@
 #include <vector>
 
 #include "engine.h"
+#include "finite.h"
 #include "npy.h"
 
 namespace {
 
 const char *const kUsage =
     "usage: anyprec-run MODEL.apm [IMAGES.npy] [--bits 1..8|32|PROFILE] [--out OUTPUT.npy] [--layout NCHW|NHWC]\n"
-    "                   [--threads N] [--repeat N] [--steps] [--max-bits 1..8] [--verify] [--isa NAME]\n";
+    "                   [--threads N] [--repeat N] [--steps] [--max-bits 1..8] [--no-verify] [--isa NAME]\n"
+    "                   [--no-check-finite]\n";
 
 struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -40,7 +43,14 @@ void list(anyprec::Model &model) {
     std::printf("%s, instruction set %s, input ", model.name().c_str(), model.isa().c_str());
     for (int side : {model.input_height(), model.input_width()})
         std::printf(side ? "%d x " : "any x ", side);
-    std::printf("%d\n%-12s %12s %10s\n", model.input_channels(), "profile", "bytes", "accuracy");
+    std::printf("%d", model.input_channels());
+    const anyprec::Preprocessing how = model.preprocessing();
+    if (model.image_height())
+        std::printf(", made for %d x %d", model.image_height(), model.image_width());
+    if (how.height) // arrays are taken as they are: whoever decodes pictures has to do this
+        std::printf(", pictures resized (%s) to %s%d x %d, the middle of it", how.filter.c_str(),
+                    how.resize == "cover" ? "cover " : "", how.height, how.width);
+    std::printf("\n%-12s %12s %10s\n", "profile", "bytes", "accuracy");
     for (const anyprec::ProfileInfo &p : model.profiles()) {
         std::printf("%-12s %12zu ", p.name.c_str(), p.bytes);
         if (!p.available)
@@ -87,7 +97,7 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     };
     anyprec::OpenOptions open;
     open.max_bits = options.count("--max-bits") ? number("--max-bits", option("--max-bits", ""), 1, 8) : 0;
-    open.verify = options.count("--verify") != 0;
+    open.verify = options.count("--no-verify") == 0;
     open.isa = option("--isa", "");
     const auto model = anyprec::Model::open(words[0], open);
     if (words.size() == 1) {
@@ -115,6 +125,10 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     images.c = static_cast<int>(array.shape[images.channels_first ? 1 : 3]);
     images.h = static_cast<int>(array.shape[images.channels_first ? 2 : 1]);
     images.w = static_cast<int>(array.shape[images.channels_first ? 3 : 2]);
+
+    if (!images.bytes && !options.count("--no-check-finite"))
+        anyprec::refuse_nonfinite(reinterpret_cast<const float *>(array.data.data()),
+                                  static_cast<size_t>(images.n) * images.h * images.w * static_cast<size_t>(images.c));
 
     if (options.count("--steps")) {
         for (const anyprec::StepInfo &s : model->steps(images, profile, std::max(repeat, 10), threads))
@@ -188,7 +202,8 @@ int main(int argc, char **argv) {
             static const char *const known[] = {"--bits",   "--out",      "--layout", "--threads",
                                                 "--repeat", "--max-bits", "--isa"};
             const bool takes_value = std::find(std::begin(known), std::end(known), word) != std::end(known);
-            if (!takes_value && word != "--verify" && word != "--steps")
+            if (!takes_value && word != "--verify" && word != "--no-verify" && word != "--steps" &&
+                word != "--no-check-finite")
                 throw UsageError("option " + word + " is not known; see anyprec-run --help");
             if (takes_value && i + 1 == argc)
                 throw UsageError("option " + word + " needs a value");

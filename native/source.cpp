@@ -1,7 +1,6 @@
-// See source.h. Files are mapped where the system allows it, so that only what is touched is read.
+// See source.h.
 #include "source.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "model_error.h"
@@ -12,7 +11,6 @@
 #else
 #include <cerrno>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
@@ -20,28 +18,11 @@
 namespace anyprec {
 namespace {
 
-class MemoryPiece : public Piece {
-  public:
-    MemoryPiece(size_t begin, size_t end) : bytes_(new uint8_t[end - begin]) {
-        first_ = bytes_.get();
-        begin_ = begin;
-    }
-    uint8_t *bytes() { return bytes_.get(); }
-
-  private:
-    std::unique_ptr<uint8_t[]> bytes_; // new aligns it for floats
-};
-
 class MemorySource : public Source {
   public:
     MemorySource(const uint8_t *bytes, size_t size) : bytes_(bytes), size_(size) {}
     size_t size() override { return size_; }
-    void read(size_t begin, size_t end, char *into) override { std::memcpy(into, bytes_ + begin, end - begin); }
-    std::unique_ptr<Piece> piece(size_t begin, size_t end) override {
-        auto made = std::make_unique<MemoryPiece>(begin, end);
-        std::memcpy(made->bytes(), bytes_ + begin, end - begin);
-        return made;
-    }
+    void read(size_t begin, size_t end, uint8_t *into) override { std::memcpy(into, bytes_ + begin, end - begin); }
 
   private:
     const uint8_t *bytes_; // the caller's: read while opening and never later
@@ -54,7 +35,6 @@ class MemorySource : public Source {
 
 #if defined(_WIN32)
 
-// Reads where others map: a mapped file could not be replaced or removed while a model is loaded.
 class FileSource : public Source {
   public:
     explicit FileSource(const std::string &path) {
@@ -71,17 +51,12 @@ class FileSource : public Source {
         file_.seekg(0, std::ios::end);
         return size_t(file_.tellg());
     }
-    void read(size_t begin, size_t end, char *into) override {
+    void read(size_t begin, size_t end, uint8_t *into) override {
         file_.clear();
         file_.seekg(std::streamoff(begin));
-        file_.read(into, std::streamsize(end - begin));
+        file_.read(reinterpret_cast<char *>(into), std::streamsize(end - begin));
         if (size_t(file_.gcount()) != end - begin)
             throw ModelError(ModelErrorKind::TruncatedFile, "was cut short while it was read; fetch it again");
-    }
-    std::unique_ptr<Piece> piece(size_t begin, size_t end) override {
-        auto made = std::make_unique<MemoryPiece>(begin, end);
-        read(begin, end, reinterpret_cast<char *>(made->bytes()));
-        return made;
     }
 
   private:
@@ -89,38 +64,6 @@ class FileSource : public Source {
 };
 
 #else
-
-size_t page_size() {
-    static const size_t size = size_t(sysconf(_SC_PAGESIZE));
-    return size;
-}
-
-class MappedPiece : public Piece {
-  public:
-    MappedPiece(int file, size_t begin, size_t end) : skip_(begin % page_size()), length_(end - begin + skip_) {
-        void *mapped = mmap(nullptr, length_, PROT_READ, MAP_PRIVATE, file, off_t(begin - skip_));
-        if (mapped == MAP_FAILED)
-            fail_system("mapped", std::strerror(errno));
-        map_ = static_cast<uint8_t *>(mapped);
-        first_ = map_ + skip_;
-        begin_ = begin;
-    }
-    ~MappedPiece() override { munmap(map_, length_); }
-
-    // Whole pages alone. A hint: whether it works is all the same.
-    void drop(size_t begin, size_t end) const override {
-        size_t start = begin > begin_ ? begin - begin_ + skip_ : skip_;
-        size_t stop = std::min(end > begin_ ? end - begin_ + skip_ : 0, length_);
-        start = (start + page_size() - 1) / page_size() * page_size();
-        stop = stop == length_ ? stop : stop / page_size() * page_size();
-        if (start < stop)
-            madvise(map_ + start, stop - start, MADV_DONTNEED);
-    }
-
-  private:
-    size_t skip_, length_;
-    uint8_t *map_;
-};
 
 class FileSource : public Source {
   public:
@@ -145,7 +88,7 @@ class FileSource : public Source {
             fail_system("read", std::strerror(errno));
         return size_t(about.st_size);
     }
-    void read(size_t begin, size_t end, char *into) override {
+    void read(size_t begin, size_t end, uint8_t *into) override {
         while (begin < end) {
             ssize_t got = pread(file_, into, end - begin, off_t(begin));
             if (got < 0 && errno == EINTR)
@@ -157,9 +100,6 @@ class FileSource : public Source {
             begin += size_t(got);
             into += got;
         }
-    }
-    std::unique_ptr<Piece> piece(size_t begin, size_t end) override {
-        return std::make_unique<MappedPiece>(file_, begin, end);
     }
 
   private:
@@ -176,6 +116,15 @@ std::unique_ptr<Source> file_source(const std::string &path) {
 
 std::unique_ptr<Source> memory_source(const uint8_t *bytes, size_t size) {
     return std::make_unique<MemorySource>(bytes, size);
+}
+
+size_t physical_memory() {
+#if defined(_SC_PHYS_PAGES) && defined(_SC_PAGESIZE)
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page > 0)
+        return size_t(pages) * size_t(page);
+#endif
+    return SIZE_MAX;
 }
 
 } // namespace anyprec

@@ -159,4 +159,19 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
     return entry;
 }
 
+size_t Taps::bytes_in_use() const {
+    size_t bytes = 0;
+    for (const auto &entry : pixels_)
+        if (entry.second.use_count() > 1)
+            bytes += 4 * entry.second->size();
+    for (const auto &entry : pairs_)
+        if (entry.second.use_count() > 1)
+            bytes += sizeof(PixelPair) * entry.second->all.size() + 4 * entry.second->taps.size();
+    for (const auto &entry : offsets_)
+        if (entry.second.use_count() > 1)
+            bytes += 4 * entry.second->bytes.size() +
+                     (4 + sizeof(size_t) + sizeof(TapRange)) * entry.second->first_row.size();
+    return bytes;
+}
+
 } // namespace anyprec

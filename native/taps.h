@@ -42,6 +42,7 @@ class Taps {
     // last, that are outside the image for all of their pixels, and are cut so that there are more of these.
     std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
                                            int whole, bool trimmed, bool in_pairs = false);
+    size_t bytes_in_use() const; // of the tables that somebody beside this object holds
 
   private:
     std::map<std::vector<int>, std::shared_ptr<const std::vector<int32_t>>> pixels_; // by geometry

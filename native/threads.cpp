@@ -5,24 +5,12 @@
 #include <algorithm>
 #include <chrono>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-#endif
-
 namespace anyprec {
 namespace {
 
 constexpr uint64_t kWanted = 0xffff, kRound = 0x10000, kEnd = ~uint64_t(0);
 constexpr uint64_t kNext = 0xffffffff, kLast = uint64_t(1) << 32; // of a share
 constexpr std::chrono::microseconds kPatience{100};
-
-long this_process() {
-#if defined(__unix__) || defined(__APPLE__)
-    return static_cast<long>(getpid());
-#else
-    return 1; // no fork
-#endif
-}
 
 // Looks until `ready` is true or patience ends; lets other threads have the core meanwhile.
 template <typename Ready> bool look(const Ready &ready) {
@@ -39,12 +27,6 @@ template <typename Ready> bool look(const Ready &ready) {
 } // namespace
 
 ThreadPool::~ThreadPool() {
-    if (!workers_.empty() && process_ != this_process()) {
-        for (std::thread &worker : workers_)
-            worker.detach();  // there is nobody to wait for
-        (void)bed_.release(); // to destroy it would wait for the sleepers it remembers
-        return;
-    }
     {
         std::lock_guard<std::mutex> lock(bed_->mutex);
         ticket_ = kEnd;
@@ -52,6 +34,19 @@ ThreadPool::~ThreadPool() {
     bed_->wake.notify_all();
     for (std::thread &worker : workers_)
         worker.join();
+}
+
+void ThreadPool::after_fork_in_child() {
+    // Given up, not destroyed: there is nobody to wait for, but the old objects remember that somebody sleeps or holds
+    // a lock.
+    (void)new std::vector<std::thread>(std::move(workers_));
+    (void)busy_.release();
+    (void)bed_.release();
+    workers_.clear();
+    busy_ = std::make_unique<std::mutex>();
+    bed_ = std::make_unique<Bed>();
+    running_ = 0;
+    ticket_ = 0;
 }
 
 void ThreadPool::take(int member) {
@@ -87,10 +82,8 @@ void ThreadPool::work(uint64_t number) {
 }
 
 void ThreadPool::run(int threads, int tasks, Function function, void *context) {
-    std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
-    if (mine.owns_lock() && workers_.empty())
-        process_ = this_process();
-    if (!mine.owns_lock() || threads <= 1 || process_ != this_process()) {
+    std::unique_lock<std::mutex> mine(*busy_, std::try_to_lock);
+    if (!mine.owns_lock() || threads <= 1) {
         for (int task = 0; task < tasks; ++task)
             function(context, task);
         return;

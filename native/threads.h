@@ -19,13 +19,14 @@ class ThreadPool {
     using Function = void (*)(void *context, int task);
     // Runs tasks 0 .. tasks-1 on at most `threads` threads, the caller among them. Tasks must not throw.
     void run(int threads, int tasks, Function function, void *context);
+    // In a forked child, which has only the memory of the workers: forgets them. New ones are started when needed.
+    void after_fork_in_child();
 
   private:
     void work(uint64_t number);
     void take(int member);
 
-    std::mutex busy_;  // held by the call that has the workers
-    long process_ = 0; // that has the workers: a forked child has only the memory of them, and does its tasks itself
+    std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>(); // held by the call that has the workers
     std::vector<std::thread> workers_;
     // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
     Function function_ = nullptr;

@@ -69,7 +69,6 @@ void use(const ModelFile &file) {
                 std::abort(); // said to be available
         }
     file.planes_available();
-    file.drop_pages();
     for (int bits = 0; bits <= 32; bits++)
         if (file.bytes_for(bits) > file.file_bytes())
             std::abort();

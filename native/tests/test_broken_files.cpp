@@ -1,4 +1,5 @@
 // Tests of the reader on broken files: one case per way a file can be wrong.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -31,15 +32,66 @@ void test_header() {
     expect_kind(other.file(), "opened", "other metadata");
     other.metadata_extra = ",\"anyprec\":\"\"";
     expect_kind(other.file(), "BadHeader", "metadata twice");
-    for (const char *format : {"2", "0", "-1", "1.0", "\"1\"", "null"}) {
+    for (const char *format : {"3", "0", "-1", "1.0", "\"1\"", "null"}) {
         other = good;
         other.format = format;
         expect_kind(other.file(), "UnsupportedVersion", std::string("format ") + format);
     }
+    other = good;
+    other.format = "2";
+    expect_kind(other.file(), "BadGraph", "format 2 without preprocessing");
     std::string bytes = good.file();
     bytes.back() ^= 1;
     expect_kind(bytes, "opened", "a flipped bit, not looked at");
     expect_kind(bytes, "ChecksumMismatch", "a flipped bit", true);
+}
+
+// With checksums that agree, so that they are looked at or not.
+void test_numbers() {
+    const float odd[] = {NAN, INFINITY, -INFINITY, 3.4e38f};
+    for (size_t tensor : {0, 1, 2, 3, 7}) // tables, a float weight, a tail
+        for (float number : odd) {
+            Builder b;
+            std::memcpy(b.tensors[tensor].bytes.data() + b.tensors[tensor].bytes.size() - 4, &number, 4);
+            for (bool verify : {false, true})
+                expect_kind(b.file(), number == 3.4e38f ? "opened" : "BadTensor",
+                            b.tensors[tensor].name + " ends in " + std::to_string(number), verify);
+        }
+    for (size_t tensor : {4, 5, 6})
+        for (int bit = 0; bit < 8; bit++) {
+            Builder b; // 35 weights: bits 0 to 2 of the last byte
+            b.tensors[tensor].bytes.back() = char(1 << bit);
+            for (bool verify : {false, true})
+                expect_kind(b.file(), bit < 3 ? "opened" : "BadTensor", "bit " + std::to_string(bit), verify);
+        }
+    const float bounds[][3] = {{-INFINITY, INFINITY, 1}, {INFINITY, INFINITY, 0}, {-INFINITY, -INFINITY, 0},
+                               {NAN, INFINITY, 0},       {0, NAN, 0},             {0, 6, 1}};
+    for (const auto &row : bounds) {
+        Builder b;
+        b.ops = replaced(b.ops, R"({"name":"last","op":"affine","in":["body"]})",
+                         R"({"name":"last","op":"clip","in":["body"]})");
+        b.tensors[1] = {"table.last", "F32", "[4,2]", ""};
+        for (int profile = 0; profile < 4; profile++)
+            b.tensors[1].bytes.append(reinterpret_cast<const char *>(row), 8);
+        expect_kind(b.file(), row[2] != 0 ? "opened" : "BadTensor",
+                    "a clip between " + std::to_string(row[0]) + " and " + std::to_string(row[1]), true);
+    }
+}
+
+void test_profile_names() {
+    for (const char *name : {"random", "random:1,2", "2", "8", "007", "99999999999999999999"}) {
+        Builder b;
+        b.profiles = replaced(b.profiles, "mixed", name);
+        expect_kind(b.file(), "BadGraph", std::string("a mixed profile called ") + name);
+    }
+    for (const char *name : {"randomly", "Random", "2x", "mixed 2"}) {
+        Builder b;
+        b.profiles = replaced(b.profiles, "mixed", name);
+        expect_kind(b.file(), "opened", std::string("a mixed profile called ") + name);
+    }
+    Builder b;
+    b.profiles = replaced(b.profiles, R"("weights":3,"acts":3)", R"("weights":3,"acts":2)");
+    expect_kind(b.file(), "BadGraph", "3 whose acts have 2 bits");
 }
 
 void test_tensors() {
@@ -83,7 +135,8 @@ void test_tensors() {
     other = good;
     other.tensors.pop_back();
     expect_kind(other.file(), "BadTensor", "no tail");
-    other.profiles = replaced(other.profiles, R"("weights":32,"acts":32)", R"("weights":3,"acts":3)");
+    other.profiles =
+        replaced(other.profiles, R"("name":"32","weights":32,"acts":32)", R"("name":"w3","weights":3,"acts":3)");
     expect_kind(other.file(), "opened", "no tail needed");
     other = good;
     other.tensors.push_back({"tail.more", "U8", "[1]", "x"});
@@ -278,6 +331,8 @@ void test_fixed_bits() {
 
 void test_broken_files() {
     test_header();
+    test_numbers();
+    test_profile_names();
     test_tensors();
     test_graph();
     test_fixed_bits();

@@ -44,13 +44,11 @@ void test_good() {
     for (int p = 0; p < 4; p++)
         expect(file->available(p), "profile available");
     size_t total = Builder().file().size();
-    expect(file->file_bytes() == total && file->bytes_for(32) == total && file->mapped_bytes() == total,
+    expect(file->file_bytes() == total && file->bytes_for(32) == total && file->loaded_bytes() == total,
            "bytes of the file");
     expect(file->bytes_for(3) == total - 140 && file->bytes_for(1) == total - 150 && file->bytes_for(4) == 0,
            "bytes of a width");
     expect(file->planes_available() == 3 && file->complete() && !file->refresh(), "complete");
-    file->drop_pages();
-    expect(graph.weights[1].planes[0][0] == 1, "planes after drop_pages");
 }
 
 void test_max_bits() {
@@ -62,13 +60,15 @@ void test_max_bits() {
         expect(weight.tail == nullptr && !file->available(3), "no tail within max_bits");
         expect(file->available(0) && file->available(1) == (bits == 3) && file->available(2) == (bits >= 2),
                "profiles");
-        expect(file->mapped_bytes() == file->bytes_for(bits) && file->complete(), "mapped as far as needed");
+        expect(file->loaded_bytes() == file->bytes_for(bits) && file->complete(), "loaded as far as needed");
     }
     Builder wide; // no width is as narrow as max_bits
     wide.planes = R"({"2":[0,1],"3":[0,1,2]})";
-    wide.profiles = replaced(wide.profiles, R"("weights":1)", R"("weights":2)");
+    wide.profiles = replaced(wide.profiles, R"("name":"1","weights":1)", R"("name":"w2a1","weights":2)");
     auto file = open_bytes(wide.file(), 1);
     expect(file->planes_available() == 0 && !file->available(0) && file->graph().ops[4].table, "nothing but the head");
+    expect(kind_of([&] { open_bytes(wide.file().substr(0, wide.file().size() - 146), 1); }) == "TruncatedFile",
+           "not even the narrowest profile");
 }
 
 void test_growing() {
@@ -116,8 +116,6 @@ void test_growing() {
     write(least + 5, total);
     expect(file->refresh() && file->available(1) && file->available(3) && file->complete(), "all of it");
     expect(first[4] == 5 && table[55] == 55.5f && weight.planes[2][0] == 0x80 && weight.tail, "numbers");
-    file->drop_pages();
-    expect(first[4] == 5 && table[55] == 55.5f && weight.planes[2][0] == 0x80, "numbers after drop_pages");
 
     write(0, least);
     auto bad = ModelFile::open(path.string(), 0, true);
@@ -128,6 +126,12 @@ void test_growing() {
     write(total - 1, total); // one byte too many
     auto longer = kind_of([&] { ModelFile::open(path.string()); });
     expect(longer == "BadTensor", "longer than its tensors: " + longer);
+    bytes[least] ^= 1;
+    write(0, least);
+    auto cut = ModelFile::open(path.string());
+    write(0, 100); // in place
+    expect(kind_of([&] { cut->refresh(); }) == "TruncatedFile" && cut->available(0), "cut after it was opened");
+    expect(cut->graph().weights[1].planes[0][4] == 5 && cut->graph().ops[1].table[55] == 55.5f, "its numbers stay");
     fs::remove(path);
     expect(kind_of([&] { ModelFile::open(path.string()); }) == "ModelFileError", "no such file");
     expect(kind_of([&] { ModelFile::open(fs::temp_directory_path().string()); }) == "ModelFileError", "a folder");
