@@ -298,8 +298,19 @@ def tiny_path(tmp_path):
 
 @pytest.fixture(scope="session")
 def forge():
-    """tests/format/forge.py, which the fuzzer imports too; tests are no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("forge", Path(__file__).with_name("forge.py"))
+    """tests/format/forge.py, which the fuzzer imports too."""
+    return module_here("forge")
+
+
+@pytest.fixture(scope="session")
+def verdicts():
+    """tests/format/verdicts.py, which the fuzzer imports too."""
+    return module_here("verdicts")
+
+
+def module_here(name):
+    """Tests are no package, so it is loaded by its path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,8 @@
-"""Fuzzes the reader of model files: python tests/format/fuzz_reader.py [--minutes 10] [--seed 0]
+"""Fuzzes the readers of model files: python tests/format/fuzz_reader.py [--minutes 10] [--seed 0]
 
-Takes the files of corpus/, changes bytes, headers and graphs (with checksums made right, so that the checks behind them
-are reached), and reads all of the result. Anything but a ModelFileError is a finding: the file is kept in --keep.
+Takes the files of corpus/, changes bytes, headers, graphs and tensors (with checksums made right, so that the checks
+behind them are reached), and reads all of the result in Python and in C++. Anything but a ModelFileError is a finding,
+and so are two verdicts that differ: the file is kept in --keep.
 """
 
 import argparse
@@ -15,10 +16,12 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections import Counter
 from pathlib import Path
 
 from forge import put_together, take_apart
+from verdicts import MAX_BITS, disagreements
 
 from anyprec.errors import ModelFileError, UnsupportedBits
 from anyprec.format import ModelFile, cli_inspect, write
@@ -27,8 +30,9 @@ CORPUS = Path(__file__).with_name("corpus")
 MEMORY = 4 << 30  # a file of some kilobytes that needs more is a finding
 SLOW = 20.0  # seconds
 ODD = [
-    0, 1, -1, 2, 3, 8, 32, 255, 256, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308,
-    5e-324, True, False, None, "", "input", "a", "\ud800", "\x00", "x" * 300, "🐦", [], {}, [[]], [0], [1, 1],
+    0, 1, -1, 2, 3, 8, 32, 255, 256, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64, 10**23, 10**24, 10**30,
+    0.5, 1.0, 8.0, -0.0, 1e308, 5e-324, True, False, None, "", "input", "a", "\ud800", "\x00", "x" * 300, "🐦", [], {},
+    [[]], [0], [1, 1],
     [0, 0, 0, 0], {"a": 1}, "conv", "quantize", "flatten", "resize", "concat", "like", "size", "F32", "U8",
 ]  # fmt: skip
 
@@ -90,8 +94,27 @@ def change_bytes(raw, rng):
     return bytes(raw)
 
 
+def change_tensor(header, graph, data, rng):
+    """Other bytes in one tensor, with the checksum of the new ones: often in its last byte, often odd floats."""
+    name = rng.choice(list(header))
+    begin, end = header[name]["data_offsets"]
+    new = bytearray(data[begin:end])
+    if not new:
+        return data
+    at = rng.choice([rng.randrange(len(new)), len(new) - 1])
+    if name.startswith("plane") or rng.random() < 0.2:
+        new[at] ^= 1 << rng.randrange(8)
+    else:
+        at -= at % 4
+        new[at : at + 4] = struct.pack(
+            "<f", rng.choice([float("nan"), float("inf"), float("-inf"), 0.0, 3.4e38, 1e-45])
+        )
+    graph["checksums"][name] = f"{zlib.crc32(new):08x}"
+    return data[:begin] + bytes(new) + data[end:]
+
+
 def mutate(raw, rng):
-    way = rng.randrange(10)
+    way = rng.randrange(12)
     if way == 0:
         return raw[: rng.randrange(len(raw) + 1)]
     if way < 3:
@@ -102,8 +125,11 @@ def mutate(raw, rng):
         return change_bytes(raw, rng)
     if way < 5:
         change_record(header, rng)
-    else:
+    elif way < 10:
         change_record(graph, rng)
+    else:
+        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):  # a seed that is broken already
+            data = change_tensor(header, graph, data, rng)
     if way == 9:
         change_record(header, rng)
         data = change_bytes(data, rng)
@@ -163,6 +189,8 @@ def main():
             begun = time.monotonic()
             try:
                 outcome = try_file(path, copy_path)
+                differing = disagreements(path, (rng.choice(MAX_BITS),))
+                assert not differing, differing
                 assert time.monotonic() - begun < SLOW, "too slow"
             except Exception:
                 findings += 1

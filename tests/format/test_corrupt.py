@@ -2,8 +2,12 @@
 
 import copy
 import json
+import math
 import os
 import resource
+import struct
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +107,12 @@ GRAPHS = [
     ("planes/@8", drop, "weights is 8; this file has 1, 2, 4, 32"),
     ("profiles", [], "profiles is"),
     ("profiles/1/name", "1", "two profiles"),
+    ("profiles/1/name", "3", "a number as its name"),
+    ("profiles/1/name", "02", "a number as its name"),
+    ("profiles/4/name", "4", "two profiles"),
+    ("profiles/4/name", "5", "a number as its name"),
+    ("profiles/4/name", "random", "no profile may be called that"),
+    ("profiles/4/name", "random:2,4", "no profile may be called that"),
     ("profiles/1/weights", 3, "this file has 1, 2, 4, 8, 32"),
     ("profiles/1/weights", 32, "both must be 32"),
     ("profiles/1/weights", True, "weights is True"),
@@ -213,8 +223,6 @@ def test_bad_op(forge, tiny_path, tmp_path, kind, fields, message):
 
 
 def test_sums_that_overflow_are_refused(tiny, tmp_path):
-    from dataclasses import replace
-
     graph = tiny()
     # 3 x 3 x 3670 = 33030 terms of 255 x 255 reach 2^31 (33025 would not); 4 bits are fine
     deep = replace(graph.weights["a"], shape=(5, 3, 3, 3670))
@@ -304,7 +312,11 @@ def test_bytes_that_are_no_model_file(tmp_path, raw, error, message):
         (b'{"a": NaN}', BadHeader, "the number NaN, which is not JSON"),
         (b'{"a": -Infinity}', BadHeader, "-Infinity"),
         (b'{"a": 1e999}', BadHeader, "too large"),
+        (b'{"a": ' + b"9" * 25 + b"}", BadHeader, "25 digits"),
         (b'{"a": ' + b"9" * 5000 + b"}", BadHeader, "5000 digits"),
+        (b'{"a": 0.' + b"1" * 399 + b"}", BadHeader, "401 characters"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", BadHeader, "more than 64 levels"),
+        (b'{"a": ' + b"[" * 63 + b"]" * 63 + b"}", BadTensor, "dtype, shape and data_offsets"),
         (b'{"a": ' + DEEP.encode() + b"}", BadHeader, "nested too deeply"),
         (b'{"a": ' + b'{"a":' * 200_000 + b"}", BadHeader, "nested too deeply"),
         (b'{"__metadata__": []}', BadHeader, "not a table of strings"),
@@ -333,7 +345,7 @@ def test_bad_header(forge, tmp_path, header, error, message):
         ('{"format": 1, "format": 1}', BadGraph, "'format' twice"),
         ('{"format": NaN}', BadGraph, "NaN"),
         ('{"format": 1}', BadGraph, "the graph has no 'name'"),
-        ('{"format": 2, "made_by": "anyprec 9"}', UnsupportedVersion, "format version 2 is not 1.*anyprec 9"),
+        ('{"format": 3, "made_by": "anyprec 9"}', UnsupportedVersion, "format version 3 is not 1 or 2.*anyprec 9"),
         ('{"format": true}', UnsupportedVersion, "format version True"),
         ('{"format": "1"}', UnsupportedVersion, "format version '1'"),
     ],
@@ -370,7 +382,8 @@ def test_absurd_sizes_fail_before_anything_is_allocated(forge, tiny_path, tmp_pa
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
-def test_a_flip_of_any_bit_is_found(tiny, same, tmp_path):
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flip_of_any_bit_is_found(tiny, same, tmp_path, step):
     """In the header: an error, or (a space, a foreign key) the same graph. In the data: the checksum of that tensor."""
     graph = tiny(widths=(1, 2))
     path = tmp_path / "net.apm"
@@ -379,7 +392,7 @@ def test_a_flip_of_any_bit_is_found(tiny, same, tmp_path):
     with apm.ModelFile(path) as file:
         data_start = file.data_start
     rng = np.random.default_rng(1)
-    for position in range(len(raw)):
+    for position in range(0, len(raw), step):
         bit = int(rng.integers(8))
         flipped = bytearray(raw)
         flipped[position] ^= 1 << bit
@@ -396,16 +409,85 @@ def test_a_flip_of_any_bit_is_found(tiny, same, tmp_path):
             same(graph, found)
 
 
-def test_bits_past_the_end_of_a_plane(tiny_path):
-    with apm.ModelFile(tiny_path) as file:
-        end = file.data_start + file.tensors["plane03.a"].end
-    raw = bytearray(tiny_path.read_bytes())
-    raw[end - 1] |= 0x80
+@pytest.mark.parametrize("verify", [False, True])
+def test_bits_past_the_end_of_a_plane(forge, tiny_path, verify):
+    """With a checksum that agrees, and without: the plane is refused when the file is read, not when codes are made."""
+    raw = with_tensor(forge, tiny_path.read_bytes(), "plane03.a", lambda old: old[:-1] + bytes([old[-1] | 0x80]))
     tiny_path.write_bytes(raw)
+    with pytest.raises(BadTensor, match=r"tiny\.apm: tensor 'plane03\.a' has bits past its end set"):
+        apm.read(tiny_path, verify=verify)
+    apm.read(tiny_path, max_bits=2, verify=verify)
     with apm.ModelFile(tiny_path) as file:
         file.codes("a", 2)
         with pytest.raises(BadTensor, match="bits past its end set"):
             file.codes("a", 4)
+
+
+FLOATS = [
+    ("table.qa", 0, math.nan, "'table.qa' has nan as number 0; all must be finite"),
+    ("table.conv_a", 7, math.inf, "'table.conv_a' has inf as number 7"),
+    ("table.head", 29, -math.inf, "'table.head' has -inf as number 29"),
+    ("weight.stem", 53, math.nan, "'weight.stem' has nan as number 53"),
+    ("tail.b", 3, math.inf, "'tail.b' has inf as number 3"),
+    ("table.bound", 0, math.inf, "'table.bound' has inf as number 0; a clip may have -inf as its lower"),
+    ("table.bound", 3, -math.inf, "'table.bound' has -inf as number 3; a clip may"),
+    ("table.bound", 2, math.nan, "'table.bound' has nan as number 2; a clip may"),
+]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(("name", "at", "value", "message"), FLOATS)
+def test_numbers_that_are_not_finite(forge, tiny, tmp_path, name, at, value, message, verify):
+    graph = with_clip(tiny(keep_float=True))
+    path = tmp_path / "net.apm"
+    apm.write(graph, path)
+    place = slice(4 * at, 4 * at + 4)
+    raw = with_tensor(
+        forge, path.read_bytes(), name, lambda old: old[: place.start] + struct.pack("<f", value) + old[place.stop :]
+    )
+    path.write_bytes(raw)
+    with pytest.raises(BadTensor, match=message):
+        apm.read(path, verify=verify)
+
+
+def test_the_writer_refuses_numbers_that_are_not_finite(tiny, tmp_path):
+    graph = with_clip(tiny(keep_float=True))
+    path = tmp_path / "net.apm"
+    for value in (math.nan, math.inf, -math.inf):
+        table = graph.tables["qa"].copy()
+        table[1, 0, 2] = value
+        with pytest.raises(BadTensor, match=rf"'table.qa' has {value} as number 8; all must be finite"):
+            apm.write(replace(graph, tables={**graph.tables, "qa": table}), path)
+        for name in ("stem", "b"):
+            values = graph.weights[name].values.copy()
+            values[0, 0, 0, 1] = value
+            weights = {**graph.weights, name: replace(graph.weights[name], values=values)}
+            with pytest.raises(BadTensor, match=rf"{name}' has {value} as number 1"):
+                apm.write(replace(graph, weights=weights), path)
+    assert not path.exists()
+
+
+def test_a_clip_may_have_no_bounds(tiny, tmp_path):
+    graph = with_clip(tiny())
+    path = tmp_path / "net.apm"
+    apm.write(graph, path)
+    assert (apm.read(path).tables["bound"] == [-math.inf, math.inf]).all()
+
+
+def with_clip(graph):
+    """A clip without bounds behind the last op."""
+    clip = apm.Op("bound", "clip", graph.outputs)
+    bounds = np.tile(np.array([-math.inf, math.inf], np.float32), (len(graph.profiles), 1))
+    return replace(graph, ops=(*graph.ops, clip), outputs=("bound",), tables={**graph.tables, "bound": bounds})
+
+
+def with_tensor(forge, raw, name, change):
+    """The file with other bytes in one tensor, its checksum made right."""
+    header, graph, data = forge.take_apart(raw)
+    begin, end = header[name]["data_offsets"]
+    new = change(data[begin:end])
+    graph["checksums"][name] = f"{zlib.crc32(new):08x}"
+    return forge.put_together(header, graph, data[:begin] + new + data[end:])
 
 
 def test_a_file_cut_while_it_is_open(tiny_path):

@@ -6,13 +6,13 @@ with ModelFile("net.apm") as file: file.codes("layer1.0.conv1", 2)
 """
 
 from anyprec.format.file import read, rewrite, truncate, write
-from anyprec.format.graph import FORMAT, INPUT, Graph, GraphProfile, Op, Weight
+from anyprec.format.graph import FORMATS, INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.format.sizes import Sizes
 
 __all__ = [
-    "FORMAT",
+    "FORMATS",
     "INPUT",
     "Graph",
     "GraphProfile",

@@ -13,11 +13,12 @@ from typing import Any
 
 from anyprec.bits import FLOAT, INTEGER_WIDTHS
 from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
-from anyprec.format.graph import FORMAT, INPUT, bits_of
+from anyprec.format.graph import FORMATS, INPUT, bits_of
 from anyprec.format.header import TensorPlace, show
 from anyprec.format.planes import plane_bytes
-from anyprec.format.schema import BIG, FIXED, SCHEMAS, Schema, is_int, is_name
+from anyprec.format.schema import BIG, FIXED, PAIR, SCHEMAS, Schema, is_int, is_name
 from anyprec.format.shapes import MAX_ELEMENTS, Shape, title, value_shape
+from anyprec.preprocessing import FILTERS, RESIZES
 
 KEYS = (
     "format", "name", "made_by", "input", "labels", "planes", "profiles", "weights", "ops", "outputs", "checksums",
@@ -45,9 +46,9 @@ class Checked:
 def check_graph(graph: Any) -> Checked:
     """Raises BadGraph or UnsupportedVersion, naming the part that is wrong."""
     need(isinstance(graph, dict) and "format" in graph, "the graph is not a table with 'format'")
-    if not is_int(graph["format"]) or graph["format"] != FORMAT:
+    if not is_int(graph["format"]) or graph["format"] not in FORMATS:
         raise UnsupportedVersion(
-            f"format version {show(graph['format'])} is not {FORMAT}, the one this anyprec reads; use the anyprec that "
+            f"format version {show(graph['format'])} is not 1 or 2, those this anyprec reads; use the anyprec that "
             f"wrote it ({show(graph.get('made_by'))}), or pack the model again"
         )
     check_keys(graph, KEYS, "the graph")
@@ -55,7 +56,7 @@ def check_graph(graph: Any) -> Checked:
     made_by = graph["made_by"]
     need(made_by == "" or is_name(made_by), f"made_by {show(made_by)} must be up to 200 printable ASCII characters")
     checked = Checked()
-    checked.values[INPUT] = check_input(graph["input"])
+    checked.values[INPUT] = check_input(graph["input"], graph["format"])
     check_labels(graph["labels"])
     check_weights(graph["weights"])
     check_planes(graph["planes"])
@@ -102,8 +103,8 @@ def check_keys(record: Any, keys: tuple[str, ...], what: str, optional: Iterable
         need(key in allowed, f"{what} has an unknown {show(key)}; it takes {', '.join(allowed)}")
 
 
-def check_input(record: Any) -> Shape:
-    check_keys(record, ("shape", "image"), "input", ("size",))
+def check_input(record: Any, version: int) -> Shape:
+    check_keys(record, ("shape", "image", *(("preprocessing",) if version >= 2 else ())), "input", ("size",))
     shape, image = record["shape"], record["image"]
     need(
         isinstance(shape, list)
@@ -131,7 +132,35 @@ def check_input(record: Any) -> Shape:
                 isinstance(numbers, list) and len(numbers) == shape[2] and all(is_number(n) for n in numbers),
                 f"input image {key} {show(numbers)} is not {shape[2]} float32 numbers, one a channel",
             )
+    if version >= 2:
+        check_preprocessing(record)
     return Shape(*shape)
+
+
+def check_preprocessing(record: Mapping[str, Any]) -> None:
+    how, shape, image = record["preprocessing"], record["shape"], record["image"]
+    check_keys(how, ("resize", "to", "filter"), "preprocessing")
+    need(how["resize"] in RESIZES, f"preprocessing resize {show(how['resize'])} is none of {', '.join(RESIZES)}")
+    need(
+        image is not None and shape[2] in (1, 3) and all(scale > 0 for scale in image["scale"]),
+        "preprocessing needs an image of 1 or 3 channels whose scales are above 0",
+    )
+    to, size = how["to"], record.get("size")
+    if how["resize"] == "none":
+        need(
+            to is None and how["filter"] is None and size is None and shape[:2] == [None, None],
+            "preprocessing 'none' goes with a free H and W, and without 'size', 'to', 'filter'",
+        )
+        return
+    need(
+        size is not None
+        and PAIR.holds(to)
+        and all(one >= least for one, least in zip(to, size, strict=True))
+        and math.prod(to) * shape[2] < MAX_ELEMENTS,
+        f"preprocessing to {show(to)} is not [H, W], each at least that of the input's size {show(size)}, which is "
+        "needed, and not too large",
+    )
+    need(how["filter"] in FILTERS, f"preprocessing filter {show(how['filter'])} is none of {', '.join(FILTERS)}")
 
 
 def is_size(value: object) -> bool:
@@ -204,6 +233,10 @@ def check_profile_list(profiles: Any) -> None:
         check_keys(profile, ("name", "weights", "acts", "accuracy"), f"profile {number}")
         name, accuracy = profile["name"], profile["accuracy"]
         need(is_name(name), f"profile name {show(name)} must be 1 to 200 printable ASCII characters")
+        need(
+            name != "random" and not name.startswith("random:"),
+            f"profile {name!r}: no profile may be called that, for bits='random' draws a width; choose another name",
+        )
         need(name not in names, f"two profiles are called {name!r}; each needs a name of its own")
         names.add(name)
         need(
@@ -320,6 +353,12 @@ def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
                 weight_bits == FLOAT or largest < 2**31,
                 f"{what}: its sums may reach {largest:,}, which does not fit 32 bits; give it fewer bits",
             )
+    for profile in graph["profiles"]:
+        name = profile["name"]
+        need(
+            not name.isdigit() or (str(profile["weights"]), str(profile["acts"])) == (name, name),
+            f"profile {name!r}: a number as its name means that weights and acts have that many bits",
+        )
 
 
 def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part: str) -> None:

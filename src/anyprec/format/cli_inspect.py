@@ -14,17 +14,22 @@ from typing import Any
 
 from anyprec.bits import FLOAT
 from anyprec.format.model_file import ModelFile
+from anyprec.models.catalog import find
+from anyprec.preprocessing import Preprocessing
+from anyprec.tables import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a model file (.apm), complete or still growing")
+    parser.add_argument(
+        "file", metavar="FILE", help="a model file (.apm), complete or still growing, or a name of `anyprec models`"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--verify", action="store_true", help="also compare every tensor with its checksum")
     parser.add_argument("--layers", action="store_true", help="also list every op")
 
 
 def run(args: argparse.Namespace) -> int:
-    with ModelFile(args.file) as file:
+    with ModelFile(find(args.file)) as file:
         verified = file.verify() if args.verify else None
         found = describe(file, verified)
     if args.json:
@@ -46,6 +51,7 @@ def describe(file: ModelFile, verified: int | None = None) -> dict[str, Any]:
         "made_by": graph["made_by"],
         "bytes": {"here": file.size, "complete": file.total},
         "input": graph["input"],
+        "preprocessing": preprocessing(graph["input"]),
         "labels": graph["labels"],
         "outputs": {name: list(file.checked.values[name]) for name in graph["outputs"]},
         **{kind: count(graph["weights"], kind) for kind in ("quantised", "fixed", "float")},
@@ -74,6 +80,23 @@ def describe(file: ModelFile, verified: int | None = None) -> dict[str, Any]:
         "ops": [op_row(file, op) for op in graph["ops"]],
         "verified": verified,
     }
+
+
+def preprocessing(record: dict[str, Any]) -> dict[str, Any] | None:
+    """How pictures become inputs, with mean and deviation; None where the file does not say."""
+    how = record.get("preprocessing")
+    if how is None:
+        return None
+    image, size = record["image"], record.get("size")
+    made = Preprocessing.from_image(
+        image["scale"],
+        image["shift"],
+        size=size,
+        resize=how["resize"],
+        to=how["to"],
+        filter=how["filter"] or "bilinear",
+    )
+    return made.to_dict()
 
 
 def all_widths(file: ModelFile) -> list[int]:
@@ -105,18 +128,6 @@ def op_row(file: ModelFile, op: dict[str, Any]) -> dict[str, Any]:
 # --- as text ---
 
 
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as their content; those in `right` are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def by(sizes: Sequence[int | None]) -> str:
     return " x ".join("?" if size is None else str(size) for size in sizes)
 
@@ -128,10 +139,12 @@ def summary(found: dict[str, Any]) -> str:
     image = "float images" + (" or uint8" if found["input"]["image"] else "")
     if "size" in found["input"]:
         image += f"; made for {by(found['input']['size'])}"
+    pictures = [] if found["preprocessing"] is None else [("pictures", str(Preprocessing(**found["preprocessing"])))]
     rows = [
         ("file", f"{found['file']}  ({complete:,} bytes, {state})"),
         ("network", f"{found['name']}  (format {found['format']}, made by {found['made_by'] or 'unknown'})"),
         ("input", f"{by(found['input']['shape'])}  (H x W x C; {image})"),
+        *pictures,
         ("output", ", ".join(f"{name}: {by(shape)}" for name, shape in found["outputs"].items())),
         ("ops", f"{len(found['ops'])}: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())),
     ]
@@ -139,10 +152,16 @@ def summary(found: dict[str, Any]) -> str:
         if kind != "fixed" or found[kind]["layers"]:
             rows.append((title, f"{found[kind]['weights']:,} weights in {found[kind]['layers']} layers"))
     if found["labels"] is not None:
-        rows.append(("labels", str(len(found["labels"]))))
+        rows.append(("labels", f"{len(found['labels'])}: {some(found['labels'])}"))
     if found["verified"] is not None:
         rows.append(("checksums", f"{found['verified']} tensors, all as written"))
     return table(rows)
+
+
+def some(labels: Sequence[str], most: int = 72) -> str:
+    """The first of them, as many as fit a line."""
+    text = ", ".join(labels)
+    return text if len(text) <= most else text[:most].rpartition(",")[0] + ", ..."
 
 
 def profiles(found: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ FORMAT.md section 1. write checks the graph as a reader would; model_file.py is 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from anyprec.errors import BadTensor, ModelFileError, TruncatedFile
+from anyprec.files import written_whole
 from anyprec.format.check import Tensors, check_graph
+from anyprec.format.content import check_content
 from anyprec.format.graph import Graph, Weight
 from anyprec.format.header import make_header
 from anyprec.format.model_file import CHECKSUM_KEY, CHUNK, GRAPH_KEY, ModelFile
@@ -29,6 +30,9 @@ def write(graph: Graph, path: str | Path) -> Sizes:
     record = to_record(graph, {})
     needed = check_graph(record).tensors
     arrays = arrays_of(graph, needed)
+    clips = {op.name for op in graph.ops if op.kind == "clip"}
+    for name, array in arrays.items():
+        check_content(name, array, record["weights"], clips)
     record["checksums"] = {name: f"{zlib.crc32(array.data):08x}" for name, array in arrays.items()}
     head = make_header(metadata_of(record), [(name, *form) for name, form in needed.items()])
     write_whole(path, [head, *arrays.values()])
@@ -89,25 +93,16 @@ def as_float32(what: str, array: np.ndarray) -> np.ndarray:
 
 def write_whole(path: str | Path, parts: Iterable[Any]) -> None:
     """All parts, or no file at all: what stood at `path` before stays until the last byte is on the disk."""
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "xb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)  # gone already if all went well
+    with written_whole(path, ModelFileError) as file:
+        for part in parts:
+            file.write(part)
 
 
-def read(path: str | Path, max_bits: int | None = None, verify: bool = False) -> Graph:
+def read(path: str | Path, max_bits: int | None = None, verify: bool = True) -> Graph:
     """The Graph of a file; with `max_bits` only the prefix that those weights need is read.
 
     An incomplete file gives the profiles that are there. `verify` compares all that is read with its checksums.
+    Refuses what `anyprec.load` refuses, with the same error.
     """
     with ModelFile(path) as file:
         return file.graph(max_bits, verify)
@@ -128,4 +123,4 @@ def truncate(path: str | Path, out: str | Path, bits: int) -> int:
 
 def rewrite(path: str | Path, out: str | Path, max_bits: int) -> Sizes:
     """Writes a complete file without the planes and profiles that need more than `max_bits` for their weights."""
-    return write(read(path, max_bits, verify=True), out)
+    return write(read(path, max_bits), out)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from anyprec.bits import FLOAT
+from anyprec.preprocessing import Preprocessing
 
-FORMAT = 1
+FORMATS = (1, 2)  # 2 says how pictures become images of the input; a file without that is written as 1
 INPUT = "input"  # the value every graph starts from
 FIXED_BITS = 8  # the one width a weight or quantize can be fixed at
 
@@ -98,6 +99,18 @@ class Graph:
     labels: tuple[str, ...] | None = None
     image_size: tuple[int, int] | None = None  # H, W it was made for, where input_shape leaves them free
     made_by: str = ""
+    resize: str | None = None  # of pictures: "cover", "stretch" or "none"; None where nothing is known of it
+    resize_to: tuple[int, int] | None = None  # H, W that are covered or stretched to; then the middle image_size
+    filter: str | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        if self.resize is None or self.image_scale is None or self.image_shift is None:
+            return None
+        return Preprocessing.from_image(
+            self.image_scale, self.image_shift, size=self.image_size, resize=self.resize, to=self.resize_to,
+            filter=self.filter or "bilinear",
+        )  # fmt: skip
 
     def profile(self, name: str) -> int:
         """The number of the profile called `name` (a row of every table)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,12 @@ ALIGN = 64  # of the tensor data, for the sake of vector loads from a mapped fil
 DTYPE_BYTES = {"F32": 4, "U8": 1}
 METADATA = "__metadata__"
 Bytes = bytes | bytearray
-MAX_DIGITS = 1000  # of an integer in JSON; longer ones cost quadratic time
+# Of JSON, the same in native/json.cpp
+MAX_DIGITS = 24  # of an integer: 2^64 has 20, and long ones cost quadratic time
+MAX_REAL = 400  # characters of any other number
+MAX_DEPTH = 64
+MAX_VALUES = 2**24  # keys among them
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,13 @@ def parse_json(text: str, what: str, error: type[ModelFileError]) -> Any:
         return made
 
     def integer(digits: str) -> int:
-        if len(digits) > MAX_DIGITS:
+        if len(digits.lstrip("-")) > MAX_DIGITS:
             raise error(f"{what} has an integer of {len(digits)} digits; no number there is that large")
         return int(digits)
 
     def real(digits: str) -> float:
+        if len(digits) > MAX_REAL:
+            raise error(f"{what} has a number of {len(digits)} characters; at most {MAX_REAL} are read")
         value = float(digits)
         if not math.isfinite(value):
             raise error(f"{what} has the number {show(digits)}, which is too large")
@@ -69,6 +77,7 @@ def parse_json(text: str, what: str, error: type[ModelFileError]) -> Any:
         )
         if "\\ud" in text.lower():  # an escape may be half a surrogate pair, which is no text: no UTF-8 has it
             json.dumps(record, ensure_ascii=False).encode("utf-8")
+        check_extent(text, what, error)
         return record
     except ModelFileError:
         raise
@@ -78,6 +87,21 @@ def parse_json(text: str, what: str, error: type[ModelFileError]) -> Any:
         raise error(f"{what} has half a surrogate pair in a text; the file is damaged") from None
     except ValueError as problem:
         raise error(f"{what} is not JSON: {problem}") from None
+
+
+def check_extent(text: str, what: str, error: type[ModelFileError]) -> None:
+    """Depth and number of values of a JSON text that is well-formed."""
+    bare = STRING.sub('"', text)
+    if len(bare) > MAX_VALUES:
+        bare = re.sub(r"\s+", "", bare)
+        containers = bare.count("[") + bare.count("{") - bare.count("[]") - bare.count("{}")  # that are not empty
+        if 1 + bare.count(",") + bare.count(":") + containers > MAX_VALUES:
+            raise error(f"{what} has more than {MAX_VALUES:,} values; no model file needs so many")
+    brackets = re.sub(r"[^][]", "", bare.replace("{", "[").replace("}", "]"))
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace("[]", "")  # the innermost level
+    if brackets:
+        raise error(f"{what} is nested too deeply to be one of ours: more than {MAX_DEPTH} levels")
 
 
 def header_length(first: Bytes) -> int:

@@ -1,7 +1,7 @@
 """ModelFile: a model file that is open, complete or still growing. FORMAT.md, sections 1 and 4.
 
-Its numbers are read when they are asked for. It reads instead of mapping: a mapped file that
-another program cuts short would end the process. Used by file.py, run and inspect. May be shared between threads.
+Its numbers are read and checked when they are asked for. It reads instead of mapping: a mapped file that another
+program cuts short would end the process. Used by file.py, run and inspect. May be shared between threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -31,6 +31,7 @@ from anyprec.errors import (
     UnsupportedBits,
 )
 from anyprec.format.check import check_checksums, check_graph, check_tensors
+from anyprec.format.content import check_content
 from anyprec.format.graph import Graph, GraphProfile, Weight
 from anyprec.format.header import header_length, parse_header, parse_json
 from anyprec.format.planes import PlaneCodes
@@ -39,6 +40,7 @@ from anyprec.format.sizes import Sizes, sizes_of
 
 GRAPH_KEY, CHECKSUM_KEY = "anyprec", "anyprec.crc32"
 CHUNK = 1 << 20
+SEEKING = threading.Lock()  # where the system can only read at a file's own position
 
 
 class ModelFile:
@@ -50,7 +52,6 @@ class ModelFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self._lock = threading.Lock()
         with self._naming_file():
             self._file = open_regular(self.path)
             try:
@@ -86,6 +87,7 @@ class ModelFile:
         weights = self.graph_json["weights"]
         self.quantised = tuple(name for name, w in weights.items() if not w["float"])
         self.fixed = {name: w["bits"] for name, w in weights.items() if "bits" in w}  # quantised, but not in planes
+        self._clips = {op["name"] for op in self.graph_json["ops"] if op["op"] == "clip"}
         self._plane_ends, self._tails_end = self._ends()
         self._check_size()
         least = min(map(self.bytes_for_profile, self.profiles))
@@ -193,13 +195,15 @@ class ModelFile:
             if bits != self.fixed[weight]:
                 raise UnsupportedBits(f"bits={bits}: {weight!r} has codes of {self.fixed[weight]} bits alone")
             with self._naming_file():
-                return self._fixed_codes(weight)
+                return self._array(f"codes.{weight}").reshape(self.graph_json["weights"][weight]["shape"])
         if self.bytes_for(bits) > self.size:
             raise TruncatedFile(
                 f"{self.path}: has {self.size:,} bytes, {bits} bits need {self.bytes_for(bits):,}; wait for more"
             )
         with self._naming_file():
-            return self._plane_codes(weight, {bits: self.planes[bits]})[bits]
+            numbers = self.planes[bits]
+            packed = {number: self._array(f"plane{number:02}.{weight}") for number in numbers}
+            return PlaneCodes(self.graph_json["weights"][weight]["shape"], packed, {bits: numbers})[bits]
 
     def table(self, op: str) -> np.ndarray:
         """The table of one op: one row a profile, float32."""
@@ -213,90 +217,78 @@ class ModelFile:
                 return self._array(f"weight.{weight}")
             return self._array(f"tail.{weight}").view("<f4").reshape(self.graph_json["weights"][weight]["shape"])
 
-    def _plane_codes(self, weight: str, planes: dict[int, tuple[int, ...]]) -> PlaneCodes:
-        numbers = sorted({number for one in planes.values() for number in one})
-        packed = {number: self._array(f"plane{number:02}.{weight}") for number in numbers}
-        return PlaneCodes(weight, self.graph_json["weights"][weight]["shape"], packed, planes)
-
-    def _fixed_codes(self, weight: str) -> np.ndarray:
-        return self._array(f"codes.{weight}").reshape(self.graph_json["weights"][weight]["shape"])
-
-    def _array(self, name: str) -> np.ndarray:
+    def _array(self, name: str, verify: bool = True) -> np.ndarray:
+        """A tensor, compared with its checksum (unless told otherwise) and with what its numbers may be."""
         if name not in self.tensors:
             raise UnknownLayer(f"{self.path} has no tensor {name!r}; it has {', '.join(list(self.tensors)[:3])}, ...")
         place = self.tensors[name]
-        raw = self.read(self.data_start + place.begin, self.data_start + place.end)
-        return np.frombuffer(raw, "<f4" if place.dtype == "F32" else np.uint8).reshape(place.shape)
+        begin = self.data_start + place.begin
+        raw = self.read(begin, self.data_start + place.end)
+        if verify and (crc := f"{zlib.crc32(raw):08x}") != self.graph_json["checksums"][name]:
+            stored = self.graph_json["checksums"][name]
+            raise ChecksumMismatch(
+                f"tensor {name!r} at byte {begin:,} has checksum {crc}, written was {stored}; fetch the file again"
+            )
+        array = np.frombuffer(raw, "<f4" if place.dtype == "F32" else np.uint8).reshape(place.shape)
+        check_content(name, array, self.graph_json["weights"], self._clips)
+        return array
 
     def read(self, begin: int, end: int) -> bytearray:
         if end > self.size:  # before anything of that length is allocated
             raise TruncatedFile(f"has {self.size:,} bytes; {end:,} are needed; wait for more, or fetch it again")
         raw = bytearray(end - begin)
         view, got = memoryview(raw), 0
-        with self._lock:
-            self._file.seek(begin)
-            while got < len(raw):  # the system may hand out less than asked, above 2 GB always
-                count = self._file.readinto(view[got:])
-                if not count:
-                    raise TruncatedFile(f"was cut short while it was read, at byte {begin + got:,}; fetch it again")
-                got += count
+        while got < len(raw):  # the system may hand out less than asked, above 2 GB always
+            count = read_at(self._file, view[got:], begin + got)
+            if not count:
+                raise TruncatedFile(f"was cut short while it was read, at byte {begin + got:,}; fetch it again")
+            got += count
         return raw
 
-    def verify(self, names: Iterable[str] | None = None) -> int:
-        """Compares tensors (default: all that are there) with their checksums; returns how many."""
-        if names is None:
-            names = [name for name, place in self.tensors.items() if self.data_start + place.end <= self.size]
-        count = 0
+    def verify(self) -> int:
+        """Compares all tensors that are there with their checksums; returns how many."""
         with self._naming_file():
-            for count, name in enumerate(names, 1):  # noqa: B007
-                begin, end = (self.data_start + at for at in (self.tensors[name].begin, self.tensors[name].end))
-                crc = 0
-                for start in range(begin, end, CHUNK):
-                    crc = zlib.crc32(self.read(start, min(start + CHUNK, end)), crc)
-                stored = self.graph_json["checksums"][name]
-                if f"{crc:08x}" != stored:
-                    raise ChecksumMismatch(
-                        f"tensor {name!r} at byte {begin:,} has checksum {crc:08x}, written was {stored}; fetch the "
-                        "file again"
-                    )
-        return count
+            names = self._names_there(self.total)
+            for name in names:
+                self._array(name)
+        return len(names)
+
+    def _names_there(self, limit: int) -> list[str]:
+        """The tensors that end before `limit` and the end of the file, in file order."""
+        end = min(self.size, limit) - self.data_start
+        return [name for name, place in self.tensors.items() if place.end <= end]
 
     # --- all of it ---
 
-    def graph(self, max_bits: int | None = None, verify: bool = False) -> Graph:
+    def graph(self, max_bits: int | None = None, verify: bool = True) -> Graph:
         """The Graph, as far as it is there and needs at most `max_bits` for its weights; nothing beyond is read.
 
         Tables keep the rows of the profiles that are left.
         """
-        limit = FLOAT if max_bits is None else check_bits(max_bits)
+        most = FLOAT if max_bits is None else check_bits(max_bits)
+        planes = {bits: self.planes[bits] for bits in self.planes if bits in self.widths and bits <= most}
+        allowed = [self.bytes_for(bits) for bits in self.planes if bits <= most]
+        limit = self.total if most == FLOAT else max(allowed, default=self._head_end)
+        with self._naming_file():  # of a plane that has come in part, what is there is checked too
+            arrays = {name: self._array(name, verify) for name in self._names_there(limit)}
         kept = [
             row
             for row, profile in enumerate(self.profiles)
-            if self.bytes_for_profile(profile) <= self.size and max(self.weight_widths(profile), default=0) <= limit
+            if self.bytes_for_profile(profile) <= self.size and max(self.weight_widths(profile), default=0) <= most
         ]
         if not kept:
             narrowest = min(max(self.weight_widths(profile), default=0) for profile in self.profiles)
-            raise UnsupportedBits(f"max_bits={limit} leaves no profile of {self.path}; its narrowest needs {narrowest}")
-        planes = {bits: self.planes[bits] for bits in self.planes if bits in self.widths and bits <= limit}
+            raise UnsupportedBits(f"max_bits={most} leaves no profile of {self.path}; its narrowest needs {narrowest}")
         float_weights = {
             name
             for name in self.quantised
             if any(self.profiles[row].weight_bits(name, self.fixed.get(name)) == FLOAT for row in kept)
         }
-        used = {number for numbers in planes.values() for number in numbers}
-        if verify:
-            self.verify([name for name in self.tensors if is_part(name, used, float_weights)])
-        weights: dict[str, Weight] = {}
-        with self._naming_file():
-            tables = {name[6:]: self._array(name)[kept] for name in self.tensors if name.startswith("table.")}
-            for name, weight in self.graph_json["weights"].items():
-                values = self.values(name) if weight["float"] or name in float_weights else None
-                codes: Mapping[int, np.ndarray] | None = None
-                if name in self.fixed:
-                    codes = {self.fixed[name]: self._fixed_codes(name)}
-                elif not weight["float"]:
-                    codes = self._plane_codes(name, planes)
-                weights[name] = Weight(tuple(weight["shape"]), values, codes, weight.get("bits"))
+        weights = {
+            name: weight_from(name, weight, arrays, planes, name in float_weights)
+            for name, weight in self.graph_json["weights"].items()
+        }
+        tables = {name[6:]: array[kept] for name, array in arrays.items() if name.startswith("table.")}
         record = {
             **self.graph_json,
             "profiles": [self.graph_json["profiles"][row] for row in kept],
@@ -305,9 +297,34 @@ class ModelFile:
         return from_record(record, weights, tables)
 
 
-def is_part(name: str, planes: set[int], tails: set[str]) -> bool:
-    kind, _, rest = name.partition(".")
-    return rest in tails if kind == "tail" else not kind.startswith("plane") or int(kind[5:]) in planes
+def weight_from(
+    name: str,
+    weight: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    planes: Mapping[int, tuple[int, ...]],
+    with_floats: bool,
+) -> Weight:
+    """One weight of GRAPH with its numbers; `planes` are those of the widths that are wanted and there."""
+    shape = tuple(weight["shape"])
+    if weight["float"]:
+        return Weight(shape, arrays[f"weight.{name}"])
+    values = arrays[f"tail.{name}"].view("<f4").reshape(shape) if with_floats else None
+    codes: Mapping[int, np.ndarray]
+    if "bits" in weight:
+        codes = {weight["bits"]: arrays[f"codes.{name}"].reshape(shape)}
+    else:
+        numbers = {number for one in planes.values() for number in one}
+        codes = PlaneCodes(shape, {number: arrays[f"plane{number:02}.{name}"] for number in numbers}, planes)
+    return Weight(shape, values, codes, weight.get("bits"))
+
+
+def read_at(file: FileIO, into: memoryview, offset: int) -> int:
+    """Bytes from `offset` on, wherever other threads read; how many came."""
+    if hasattr(os, "preadv"):  # without a lock, which a forked child could find held for ever
+        return os.preadv(file.fileno(), [into], offset)
+    with SEEKING:
+        file.seek(offset)
+        return file.readinto(into) or 0
 
 
 def open_regular(path: str) -> FileIO:

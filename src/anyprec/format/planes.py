@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from anyprec.errors import BadGraph, BadTensor
+from anyprec.errors import BadGraph
 
 PlaneMap = Mapping[int, Sequence[int]]  # bits -> plane numbers, most significant first
 
@@ -63,15 +63,11 @@ def split_codes(name: str, codes: Mapping[int, np.ndarray], planes: PlaneMap) ->
     return made
 
 
-def join_codes(name: str, planes: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
+def join_codes(planes: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
     """Codes from their planes, most significant first: -> (out, kh, kw, in) uint8."""
     count = int(np.prod(shape, dtype=np.int64))
     codes = np.zeros(count, np.uint8)
     for plane in planes:
-        if count % 8 and plane[-1] >> (count % 8):
-            raise BadTensor(
-                f"a plane of weight {name!r} has bits past its end set; the file is damaged or badly written"
-            )
         codes <<= 1
         codes |= np.unpackbits(plane, bitorder="little", count=count)
     return codes.reshape(tuple(shape))
@@ -80,11 +76,11 @@ def join_codes(name: str, planes: Sequence[np.ndarray], shape: Sequence[int]) ->
 class PlaneCodes(Mapping[int, np.ndarray]):
     """bits -> codes of one weight, made from packed planes at every look-up: 8 widths cost the memory of one."""
 
-    def __init__(self, name: str, shape: Sequence[int], planes: Mapping[int, np.ndarray], widths: PlaneMap) -> None:
-        self.name, self.shape, self.planes, self.widths = name, tuple(shape), planes, widths
+    def __init__(self, shape: Sequence[int], planes: Mapping[int, np.ndarray], widths: PlaneMap) -> None:
+        self.shape, self.planes, self.widths = tuple(shape), planes, widths
 
     def __getitem__(self, bits: int) -> np.ndarray:
-        return join_codes(self.name, [self.planes[number] for number in self.widths[bits]], self.shape)
+        return join_codes([self.planes[number] for number in self.widths[bits]], self.shape)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.widths)

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyprec import __version__
 from anyprec.errors import BadGraph
-from anyprec.format.graph import FORMAT, Graph, GraphProfile, Op, Weight
+from anyprec.format.graph import Graph, GraphProfile, Op, Weight
 
 
 def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
@@ -18,11 +18,12 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
     if graph.image_scale is not None and graph.image_shift is not None:
         image = {"scale": as_float32(graph.image_scale), "shift": as_float32(graph.image_shift)}
     return {
-        "format": FORMAT,
+        "format": 1 if graph.resize is None else 2,
         "name": graph.name,
         "made_by": graph.made_by or f"anyprec {__version__}",
         "input": {"shape": plain(graph.input_shape, "input_shape"), "image": image}
-        | ({} if graph.image_size is None else {"size": plain(graph.image_size, "image_size")}),
+        | ({} if graph.image_size is None else {"size": plain(graph.image_size, "image_size")})
+        | ({} if graph.resize is None else {"preprocessing": preprocessing_record(graph)}),
         "labels": None if graph.labels is None else list(graph.labels),
         "planes": {str(bits): plain(graph.planes[bits], "planes") for bits in sorted(graph.planes)},
         "profiles": [
@@ -47,6 +48,10 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
         "outputs": list(graph.outputs),
         "checksums": dict(checksums),
     }
+
+
+def preprocessing_record(graph: Graph) -> dict[str, Any]:
+    return {"resize": graph.resize, "to": plain(graph.resize_to, "resize_to"), "filter": graph.filter}
 
 
 def as_float32(numbers: tuple[float, ...]) -> list[float]:
@@ -77,6 +82,7 @@ def plain(value: Any, what: str) -> Any:
 def from_record(record: Mapping[str, Any], weights: Mapping[str, Weight], tables: Mapping[str, np.ndarray]) -> Graph:
     """The Graph of a checked record, with the numbers read from the file."""
     image, size = record["input"]["image"], record["input"].get("size")
+    how = record["input"].get("preprocessing", {"resize": None, "to": None, "filter": None})
     return Graph(
         name=record["name"],
         input_shape=tuple(record["input"]["shape"]),
@@ -91,6 +97,9 @@ def from_record(record: Mapping[str, Any], weights: Mapping[str, Weight], tables
         labels=None if record["labels"] is None else tuple(record["labels"]),
         image_size=None if size is None else tuple(size),
         made_by=record["made_by"],
+        resize=how["resize"],
+        resize_to=None if how["to"] is None else tuple(how["to"]),
+        filter=how["filter"],
     )
 
 
