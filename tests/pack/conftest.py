@@ -10,8 +10,10 @@ from anyprec.run.oracle import run_graph
 from anyprec.train.switch import bits
 
 
-def shake(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random statistics, gammas of both signs and betas in every norm table; ranges and scales a little off."""
+def shake(model: nn.Module, seed: int = 0, positive: bool = False) -> nn.Module:
+    """Random statistics, gammas of both signs (or `positive` ones) and betas in every norm table; ranges and scales a
+    little off.
+    """
     dice = torch.Generator().manual_seed(seed)
 
     def draw(like, low, high):
@@ -23,7 +25,7 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
                 module.running_mean.copy_(draw(module.running_mean, -0.4, 0.4))
                 module.running_var.copy_(draw(module.running_var, 0.3, 1.5))
                 module.weight.copy_(draw(module.weight, 0.3, 1.2))
-                module.weight[::5] *= -1
+                module.weight[::5] *= 1 if positive else -1
                 module.bias.copy_(draw(module.bias, -0.3, 0.6))
         for name, parameter in model.named_parameters():
             if ".ranges." in name or ".scales." in name:
@@ -66,8 +68,8 @@ def check_profile(model, graph, x, setting, profile):
 def agree():
     """agree(model, x): packs at every width with float, compares each with torch; gives the Graph."""
 
-    def compare(model, x, example=None, **options):
-        shake(model)
+    def compare(model, x, example=None, positive=False, **options):
+        shake(model, positive=positive)
         options.setdefault("keep_float", True)
         graph = make_graph(model, example=x[:1] if example is None else example, **options)
         by_name = {p.name: p for p in options.get("profiles", ())}

@@ -235,7 +235,7 @@ def test_command(tmp_path, capsys, request):
     graph = read(out)
     assert all(p.accuracy is None for p in graph.profiles)  # what was measured had float edges
     assert main(["pack", str(run), "--out", str(out), "--edges", "8bit", "--dataset", "cifar10"]) == 2
-    assert "--data" in capsys.readouterr().err
+    assert "cifar10 has images of 3 channels, the network takes 1" in capsys.readouterr().err
 
 
 def test_mistakes(model):

@@ -17,6 +17,7 @@ NETS = {
     "resnet20-he": ({}, 8),
     "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16),
     "cnn8": ({"expand": 1}, 40),
+    "vgg-speed": ({"channels": (8, 12, 16)}, 17),
     "mobilenetv2": ({"width": 0.25}, 8),
     "resnet18": ({"width": 0.125}, 40),
     "resnet50": ({"width": 0.125}, 40),
@@ -47,7 +48,7 @@ def test_all_widths(agree, name):
     assert [p.name for p in graph.profiles] == [str(k) for k in ALL]
     assert graph.outputs == (graph.ops[-1].name,)
     assert set(graph.weights) >= set(any_layers(model))
-    free = name not in ("alexnet", "cnn8")  # these two read images of one size
+    free = name not in ("alexnet", "cnn8", "vgg-speed")  # these read images of one size
     assert (graph.input_shape == (None, None, 3)) == free
     maps = name.startswith("deeplab")  # which have no size of their own
     assert graph.image_size == (tuple(x.shape[2:]) if free and not maps else None)
@@ -90,12 +91,25 @@ def test_norms_are_folded(agree, kinds):
     assert alone == [f"blocks.{i}.act1" for i in range(9)]
 
 
-def test_pools_move_codes(agree):
-    model, x = network("alexnet")
-    graph = agree(model, x)
+def sources_of_pools(graph):
     kind = {op.name: op.kind for op in graph.ops}
-    pools = [op for op in graph.ops if op.kind == "max_pool"]
-    assert [kind[op.inputs[0]] for op in pools] == ["conv", "quantize", "quantize"]
+    return [kind[op.inputs[0]] for op in graph.ops if op.kind == "max_pool"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sources"), [("alexnet", ["quantize"] * 3), ("vgg-speed", ["quantize"] * 3 + ["clip"])]
+)
+def test_pools_move_codes(agree, name, sources):
+    """Behind a norm, and before one whose scales are all above 0."""
+    model, x = network(name)
+    assert sources_of_pools(agree(model, x, positive=True)) == sources
+
+
+def test_norms_with_negative_scales_stay_behind_their_pools(agree):
+    model, x = network("vgg-speed")
+    assert sources_of_pools(agree(model, x)) == ["conv", "conv", "conv", "clip"]
+    model, x = network("alexnet")
+    assert sources_of_pools(agree(model, x)) == ["conv", "quantize", "quantize"]
 
 
 def test_as_it_was(agree):

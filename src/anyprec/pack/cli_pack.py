@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from anyprec.bits import FLOAT, Profile, parse_widths
-from anyprec.data import DATASETS, annotated, batches, cifar10, digits, idx, load_data, svhn, voc
+from anyprec.data import DATASETS, batches, load_data, preprocessing_of
 from anyprec.data.catalog import some_of
 from anyprec.data.masks import MaskData
-from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD
 from anyprec.errors import AnyprecError, DataError
-from anyprec.pack.edges import EDGES, Image
+from anyprec.pack.edges import EDGES
+from anyprec.pack.images import IMAGES, image_noise
 from anyprec.pack.packing import pack
-from anyprec.train.checkpoint import load_model, load_state
+from anyprec.preprocessing import Preprocessing
+from anyprec.train.checkpoint import load_model, load_record, preprocessing_in
 from anyprec.train.cli_evaluate import model_file
 from anyprec.train.evaluate import to_tensor
 from anyprec.train.run import eval_augment
@@ -25,19 +26,6 @@ from anyprec.zoo import ZOO
 
 SEGMENTED = 129  # such networks take any size: what is enough to see that saves seconds over 513
 EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
-# data set -> mean and deviation of x/255 per channel, names of the classes (those of photographs are the user's)
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]] = {
-    "digits": (digits.MEAN, digits.STD, digits.CLASSES),
-    "cifar10": (cifar10.MEAN, cifar10.STD, cifar10.CLASSES),
-    "svhn": (svhn.MEAN, svhn.STD, svhn.CLASSES),
-    "fashion-mnist": (idx.MEAN, idx.STD, idx.CLASSES),
-    "imagenet": (PHOTO_MEAN, PHOTO_STD, ()),
-    "folder": (PHOTO_MEAN, PHOTO_STD, ()),
-    "camvid": (PHOTO_MEAN, PHOTO_STD, annotated.CAMVID_CLASSES),
-    "voc": (PHOTO_MEAN, PHOTO_STD, voc.CLASSES),
-    "voc-animals": (PHOTO_MEAN, PHOTO_STD, voc.CLASSES),
-    "masks": (PHOTO_MEAN, PHOTO_STD, ()),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,22 +37,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line (default: the data set's)")
     parser.add_argument("--dataset", help="name of the data set it is for (default: the one of the model's recipe)")
     parser.add_argument("--edges", choices=EDGES, default="float", help="first and last layers (default: float)")
-    parser.add_argument("--data", metavar="DIR", help="folder of the data set; --edges 8bit takes ranges from it")
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of the data set: for --edges 8bit, and for checkpoints without sizes"
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compare the file with the network it was made of"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     path = model_file(args.model)
-    record = load_state(path)
+    record = load_record(path)
     dataset = args.dataset or record.get("extra", {}).get("recipe", {}).get("data")
     if dataset is not None and dataset not in DATASETS:
         raise DataError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
     model = load_model(path)
-    shape = image_shape(record)
-    example = torch.zeros(1, *shape)
+    image, labels = checked_facts(facts(record, path, args.dataset, args.data), record, dataset)
+    channels, height, width = image_shape(record)
+    shape = (channels, *((height, width) if image is None or image.size is None else image.size))
+    # Of the range it was trained on: enough to compare the file with it
+    example = image_noise(IMAGES, shape, image.image if image else None)
     if args.edges != "float":
-        example = training_images(dataset, args.data, record)
-    image, labels = facts(dataset, shape[0], record["net_options"].get("num_classes"))
+        example = training_images(dataset, args.data, record, image)
     widths = parse_widths(args.widths) if args.widths else None
     keep_float = args.float or (widths is not None and FLOAT in widths)
     report = pack(
@@ -78,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         image=image,
         accuracy=accuracies(record, keep_float, widths) if args.edges == "float" else None,
         edges=args.edges,
+        verify=not args.no_verify,
     )
     print(json.dumps(report.to_dict()) if args.json else report)
     return 0
@@ -95,7 +91,9 @@ def image_shape(record: dict[str, Any]) -> tuple[int, int, int]:
     return options.get("in_channels", channels), height, width
 
 
-def training_images(dataset: str | None, folder: str | None, record: dict[str, Any]) -> torch.Tensor:
+def training_images(
+    dataset: str | None, folder: str | None, record: dict[str, Any], image: Preprocessing | None
+) -> torch.Tensor:
     """(N, C, H, W) float32: what the network was trained on, for ranges."""
     if dataset is None:
         raise DataError("--edges 8bit takes ranges from training images; name their data set with --dataset, --data")
@@ -107,17 +105,57 @@ def training_images(dataset: str | None, folder: str | None, record: dict[str, A
         images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
         return to_tensor(images)
     some = some_of(data, EDGE_IMAGES)
-    images, _ = next(iter(batches(some, len(some), augment=augment, prefetch=0)))
+    images, _ = next(iter(batches(some, len(some), augment=augment, preprocessing=image, prefetch=0)))
     return to_tensor(images)
 
 
-def facts(dataset: str | None, channels: int, classes: int | None) -> tuple[Image | None, tuple[str, ...] | None]:
-    """How uint8 images become inputs, (x / 255 - mean) / std as one multiplication and addition, and the classes."""
-    if dataset is None:
+def facts(
+    record: dict[str, Any], path: Path, dataset: str | None, folder: str | None
+) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
+    """How pictures become inputs and the names of the classes: those of the training run, from its checkpoint.
+
+    `dataset` (--dataset) overrules it. A checkpoint from before these were kept names its data set; where that does not
+    settle the size, the folder has to.
+    """
+    extra = record.get("extra", {})
+    kept = preprocessing_in(record, path)
+    if dataset is None and kept is not None:
+        return kept, tuple(map(str, extra.get("classes", ())))
+    recipe = extra.get("recipe", {})
+    name = dataset or recipe.get("data")
+    if name is None:
         return None, None
-    mean, std, names = STATISTICS[dataset]
-    image = [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
-    return image if len(mean) == channels else None, names if names and len(names) == classes else None
+    spec = DATASETS[name]
+    augment = eval_augment(recipe["augment"] if recipe.get("data") == name else spec.augment)
+    how, classes = spec.preprocessing(augment), spec.classes
+    if folder is not None and (how is None or not classes):
+        data = load_data(name, "train", folder)
+        how, classes = preprocessing_of(data, augment), data.classes
+    if how is None:
+        raise DataError(
+            f"{path} does not say at which size it was trained (an older anyprec made it), and {name!r} has images of "
+            "any size; give the folder it was trained on: --data DIR"
+        )
+    return how, classes
+
+
+def checked_facts(
+    facts: tuple[Preprocessing | None, tuple[str, ...] | None], record: dict[str, Any], dataset: str | None
+) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
+    """As the network can have them: its channels and size, and names only where there is one for each class."""
+    how, names = facts
+    channels, height, width = image_shape(record)
+    if how is not None and how.channels != channels:
+        raise DataError(
+            f"{dataset or 'the data set'} has images of {how.channels} channels, the network takes {channels}; name "
+            "the data set it was trained on"
+        )
+    if how is not None and how.size is not None and "size" in record["net_options"] and how.size != (height, width):
+        raise DataError(
+            f"{dataset or 'the data set'} gives images of {how.size[0]} x {how.size[1]}, the network takes {height} x "
+            f"{width} alone; name the data set it was trained on"
+        )
+    return how, names if names and len(names) == record["net_options"].get("num_classes", len(names)) else None
 
 
 def accuracies(record: dict[str, Any], keep_float: bool, widths: tuple[int, ...] | None) -> dict[int | str, float]:

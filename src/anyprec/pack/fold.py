@@ -22,6 +22,7 @@ def fold(draft: Draft) -> None:
     """In place, and in this order: each pass makes room for those after it."""
     graph = Folding(draft)
     graph.merge_equal()
+    graph.norms_before_pools()
     graph.quantize_before_pools()
     graph.pad_in_convs()
     graph.drop_clips()
@@ -49,12 +50,14 @@ class Folding:
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
     def replace(self, old: str, new: str) -> None:
-        """All that read `old` read `new`."""
+        """All that read `old` read `new`, as the module's quantizers do that made it."""
         for node in self.nodes:
             node.inputs = [new if name == old else name for name in node.inputs]
             if node.attributes.get("like") == old:
                 node.attributes["like"] = new
         self.draft.outputs[:] = [new if name == old else name for name in self.draft.outputs]
+        for point in self.draft.points.values():
+            point.value = new if point.value == old else point.value
 
     def remove(self, node: Node) -> None:
         """A node with one input that is no longer wanted: its readers read that."""
@@ -75,6 +78,18 @@ class Folding:
             else:
                 seen[key] = node.name
 
+    def norms_before_pools(self) -> None:
+        """norm(max_pool(x)) = max_pool(norm(x)), exactly, where every scale is above 0: rounding keeps the order.
+
+        The norm can then join the convolution that made x, and a quantize can follow it.
+        """
+        for node in [n for n in self.nodes if n.kind == "affine"]:
+            before = self.node(node.inputs[0])
+            assert node.table is not None
+            if before is None or not self._can_pass(node, before, ("max_pool",)) or not (node.table[:, 0] > 0).all():
+                continue
+            self._pass(node, before)
+
     def quantize_before_pools(self) -> None:
         """quantize(max_pool(x)) = max_pool(quantize(x)), exactly: rounding and clipping keep the order of numbers.
 
@@ -82,24 +97,28 @@ class Folding:
         before.
         """
         for node in [n for n in self.nodes if n.kind == "quantize"]:
-            while (before := self.node(node.inputs[0])) is not None and self._can_pass(node, before):
-                self.nodes.remove(node)
-                self.nodes.insert(self.nodes.index(before), node)
-                self.replace(node.name, before.name)
-                node.inputs, before.inputs = before.inputs, [node.name]
+            while (before := self.node(node.inputs[0])) is not None and self._can_pass(node, before, ONE_WAY):
+                self._pass(node, before)
                 source = self.node(node.inputs[0])
                 node.channels = self.draft.input_channels if source is None else source.channels
                 assert node.table is not None
                 # Still one number for all channels: as many as there are before a flatten.
                 node.table = np.repeat(node.table[:, :, :1], node.channels, axis=2)
 
-    def _can_pass(self, quantize: Node, before: Node) -> bool:
+    def _can_pass(self, node: Node, before: Node, kinds: tuple[str, ...]) -> bool:
         return (
-            before.kind in ONE_WAY
+            before.kind in kinds
             and before.attributes.get("kernel") != [1, 1]
-            and self.only_reader(before.name) is quantize
+            and self.only_reader(before.name) is node
             and self.only_reader(before.inputs[0]) is before
         )
+
+    def _pass(self, node: Node, before: Node) -> None:
+        """`node`, which reads `before`, now comes before it."""
+        self.nodes.remove(node)
+        self.nodes.insert(self.nodes.index(before), node)
+        self.replace(node.name, before.name)
+        node.inputs, before.inputs = before.inputs, [node.name]
 
     def drop_clips(self) -> None:
         """ReLU or ReLU6 before a quantize whose codes end there as well, in every profile."""
@@ -135,9 +154,12 @@ class Folding:
             if padded & {*self.draft.outputs, *sizes} or any(n.kind != "conv" for n in convs):
                 continue
             (top, bottom), (left, right) = pad.attributes["h"], pad.attributes["w"]
+            more = (top, left, bottom, right)
             for conv in convs:
-                more = (top, left, bottom, right)
                 conv.attributes["pad"] = [a + b for a, b in zip(conv.attributes["pad"], more, strict=True)]
+            for point in self.draft.points.values():
+                if point.value in padded:
+                    point.pad = tuple(a + b for a, b in zip(point.pad, more, strict=True))
             self.remove(pad)
 
     def multiply_out(self) -> None:

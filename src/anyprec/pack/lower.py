@@ -1,7 +1,7 @@
 """Lowering: Steps and settings (widths, profiles) in, Nodes with numbers for every profile out. Called by packing.py.
 
 A Node is an Op of FORMAT.md to be: its table is float64 here, and rounded once, when fold.py has multiplied out what
-can be. The numbers (see DESIGN, "Arithmetic"), for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
+can be. The numbers for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
     weight:     s_k (2c + 1 - 2^k) / d, where d is 2^k (nested, lsq) or 2^k - 1 (dorefa)
     unsigned:   code = round(x n/r),           value = code r/n
     signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
@@ -10,7 +10,7 @@ can be. The numbers (see DESIGN, "Arithmetic"), for weight bits k, activation bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +21,18 @@ from torch import Tensor, nn
 from anyprec.bits import FLOAT
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight
-from anyprec.pack.codes import SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
+from anyprec.pack.codes import FIXED_LEVELS, SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
 from anyprec.pack.operations import SUPPORTED
 from anyprec.pack.steps import Step, Trace
-from anyprec.train.layers import AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear
-from anyprec.train.norms import SwitchNorm
-from anyprec.train.observe import is_undecided
-from anyprec.train.quantizers import ActQuantizer, DoReFa, Nested, WeightQuantizer
+from anyprec.train.layers import ANY_LAYERS, AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear, own_method
+from anyprec.train.observe import InputQuantizer, is_undecided
+from anyprec.train.quantizers import QUANTIZERS, ActQuantizer, Nested, WeightQuantizer
 from anyprec.train.switch import Setting, bits
+
+# What lowering takes for granted about the modules it asks for numbers. Their forward is free: trace.py records it.
+LAYER_METHODS = ("at_bits", "_conv_forward", "quantised_input", "quantised_weight", "codes")
+WEIGHT_METHODS = ("normalise", "magnitude", "codes", "scale", "weight", "float_weight", "_code", "_value")
+ACT_METHODS = ("forward", "codes", "range")
 
 
 @dataclass
@@ -45,14 +49,25 @@ class Node:
 
 
 @dataclass
+class Point:
+    """A place where module and file can be compared: a quantizer's output, and the value of the file that holds it."""
+
+    value: str
+    codes: Codes
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right: zeros the file leaves to a convolution
+
+
+@dataclass
 class Draft:
-    """A Graph in the making."""
+    """A Graph in the making; `points` and `rounded` are for verify.py."""
 
     nodes: list[Node]
     weights: dict[str, Weight]
     weight_bits: dict[str, tuple[int, ...]]  # of quantised weights, one a profile
     outputs: list[str]
     input_channels: int
+    points: dict[str, Point]  # by step: the input of an any-layer or of an 8-bit edge layer, what an activation makes
+    rounded: dict[str, np.ndarray]  # 8-bit edge layers -> what their weights' codes stand for, (out, kh, kw, in)
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -80,24 +95,29 @@ class Lowering:
         self.values: dict[str, str] = {}  # codes -> the dequantize that reads them
         self.layers: dict[nn.Module, list[tuple[int, float]]] = {}  # weight bits, s_k / d
         self.acts: dict[nn.Module, Codes] = {}
-        self.norms: dict[nn.Module, np.ndarray] = {}
+        self.points: dict[str, Point] = {}
+        self.rounded: dict[str, np.ndarray] = {}
         self._ask()
 
     def draft(self) -> Draft:
-        lowerings = {"any": self.layer, "activation": self.activation, "norm": self.norm, "affine": self.affine,
-                     "clip": self.clip, "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
+        lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
+                     "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)
         outputs = [self.as_float(name) for name in self.trace.outputs]
-        return Draft(list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0])
+        return Draft(
+            list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0], self.points,
+            self.rounded,
+        )  # fmt: skip
 
     # --- Numbers ---
 
     def _ask(self) -> None:
         used = {step.module for step in self.trace.steps if step.module is not None}
+        for module in used:
+            check_methods(module, self.paths[module])
         acts: dict[nn.Module, list[tuple[int, float]]] = {}
-        norms: dict[nn.Module, list[np.ndarray]] = {}
         for setting in self.settings:
             with bits(self.model, setting), torch.no_grad():
                 for module in used:
@@ -107,14 +127,10 @@ class Lowering:
                     if isinstance(module, (AnyLayer, AnyActivation)) and module.act is not None:
                         width = module.act_bits
                         acts.setdefault(module, []).append((width, act_range(module.act, width)))
-                    if isinstance(module, SwitchNorm):
-                        row = norm_row(module.table(module.key), self.paths[module])
-                        norms.setdefault(module, []).append(row)
         for module, rows in acts.items():
             assert isinstance(module.act, ActQuantizer)
             ranges = np.array([r for _, r in rows])
             self.acts[module] = Codes(tuple(b for b, _ in rows), ranges, module.act.signed)
-        self.norms = {module: np.stack(rows) for module, rows in norms.items()}  # (P, 2, C)
 
     # --- Nodes ---
 
@@ -158,6 +174,7 @@ class Lowering:
         kind, attributes = layer_attributes(layer, path, self.size[value], step)
         if layer.act is not None:
             value = self.quantize(self.fresh(f"{step.name}.act"), value, self.acts[layer], layer.act.rectify)
+            self.points[step.name] = Point(value, self.acts[layer])
         if value not in self.codes:
             raise UnsupportedOperation(
                 f"layer {path!r} has quantised weights but reads {value!r}, which is not quantised; give the layer its "
@@ -208,6 +225,7 @@ class Lowering:
         assert isinstance(module, AnyActivation)
         if module.quantise:
             self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
+            self.points[step.name] = Point(step.name, self.acts[module])
             return
         plain = self.acts[module].is_float
         rectified = module.act.rectify and not module.act.signed
@@ -215,29 +233,30 @@ class Lowering:
         table = np.stack([low, np.where(plain, np.inf, 1.0)], axis=1)
         self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
 
-    def norm(self, step: Step) -> None:
-        assert step.module is not None
-        self.put(step.name, "affine", [self.as_float(step.inputs[0])], self.norms[step.module])
-
     def affine(self, step: Step) -> None:
-        row = np.stack([array(step.constants["scale"]), array(step.constants["shift"])])
-        self.put(step.name, "affine", [self.as_float(step.inputs[0])], self.every_profile(row))
+        rows = [np.stack([array(at["scale"]), array(at["shift"])]) for at in step.at]
+        self.put(step.name, "affine", [self.as_float(step.inputs[0])], np.stack(rows))  # (P, 2, C)
 
     def clip(self, step: Step) -> None:
-        table = self.every_profile(array(step.constants["bounds"]))
+        table = np.stack([array(at["bounds"]) for at in step.at])  # (P, 2)
         self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
 
     def every_profile(self, row: np.ndarray) -> np.ndarray:
         return np.repeat(row[None], self.profiles, axis=0)
 
     def float_layer(self, step: Step) -> None:
-        weight, bias = step.constants["weight"], step.constants.get("bias")
+        weight = step.constants["weight"]
+        if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
+            raise UnsupportedOperation(
+                f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
+                "(AnyConv2d, AnyLinear), or give it the same weights at every width"
+            )
         key, values = weight_key(weight), in_order(weight.float())
         is_new = key not in self.weight_names
         name = self.weight_names.setdefault(key, step.name)
         table = None
-        if bias is not None:
-            table = self.every_profile(np.stack([np.ones(step.size[0]), array(bias)]))
+        if "bias" in step.constants:
+            table = np.stack([np.stack([np.ones(step.size[0]), array(at["bias"])]) for at in step.at])
         if step.name in self.edges:
             value, signed, table = self._edge(step, values, table)
         else:
@@ -264,7 +283,10 @@ class Lowering:
             )
         else:
             value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
-        scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, channel_codes(values)[1]))  # (P, out)
+            self.points[step.name] = Point(value, codes)
+        weight_codes, weight_steps = channel_codes(values)
+        self.rounded[step.name] = (2.0 * weight_codes - FIXED_LEVELS) * weight_steps[:, None, None, None]
+        scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, weight_steps))  # (P, out)
         shift = np.zeros_like(scale) if table is None else table[:, 1]
         return value, codes.signed, np.stack([scale, shift], axis=1)
 
@@ -289,42 +311,42 @@ def weight_step(layer: AnyLayer, k: int) -> float:
 
 
 def grid(quantizer: WeightQuantizer, k: int) -> int:
-    if isinstance(quantizer, Nested):
-        return 2**k
-    if isinstance(quantizer, DoReFa):
-        return 2**k - 1
-    raise UnsupportedOperation(
-        f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
-    )
+    kind = same_methods(quantizer, QUANTIZERS.values(), WEIGHT_METHODS)
+    if kind is None:
+        raise UnsupportedOperation(
+            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
+        )
+    return 2**k if issubclass(kind, Nested) else 2**k - 1
+
+
+def same_methods(module: nn.Module, kinds: Iterable[type[nn.Module]], methods: Sequence[str]) -> type[nn.Module] | None:
+    """The one of `kinds` whose methods this module has, all of them."""
+    return next((kind for kind in kinds if isinstance(module, kind) and not own_method(module, kind, methods)), None)
+
+
+def check_methods(module: nn.Module, path: str) -> None:
+    """A subclass may have any forward, but the layer inside it must be the one whose numbers are written."""
+    kinds = (AnyActivation,) if isinstance(module, AnyActivation) else ANY_LAYERS.values()
+    kind = next(kind for kind in kinds if isinstance(module, kind))
+    if method := own_method(module, kind, LAYER_METHODS):
+        raise UnsupportedOperation(
+            f"{type(module).__name__} in module {path!r} has a {method} of its own, which the model file does not "
+            "know; do it in forward, around super().forward(x)"
+        )
 
 
 def act_range(act: ActQuantizer, width: int) -> float:
-    if width == FLOAT:
-        return 1.0
-    if is_undecided(act):
+    if width != FLOAT and is_undecided(act):
         raise UncalibratedBits(
             f"bits={width}: the sign and range of a layer's input are not known yet; give `convert` an example, or run "
             "`calibrate` first"
         )
-    r = act.range(width)
+    r = None if width == FLOAT else act.range(width)
+    if same_methods(act, (InputQuantizer, ActQuantizer), ACT_METHODS) is None:
+        raise UnsupportedOperation(
+            f"activation quantizer {type(act).__name__} is not one the model file knows; use ActQuantizer"
+        )
     return 1.0 if r is None else float(r)
-
-
-def norm_row(table: nn.Module, path: str) -> np.ndarray:
-    """(2, C): y = x row[0] + row[1]."""
-    if not isinstance(table, nn.modules.batchnorm._BatchNorm):
-        raise UnsupportedOperation(
-            f"{type(table).__name__} in module {path!r}: the model file has no such operation; it has {SUPPORTED}"
-        )
-    if table.running_mean is None or table.running_var is None:
-        raise UnsupportedOperation(
-            f"batch norm {path!r} has no running statistics and takes them from the batch; track them, and train again"
-        )
-    scale = 1 / np.sqrt(array(table.running_var) + table.eps)
-    if table.affine:
-        scale = scale * array(table.weight)
-    shift = -array(table.running_mean) * scale
-    return np.stack([scale, shift + array(table.bias) if table.affine else shift])
 
 
 def layer_attributes(layer: AnyLayer, path: str, given: tuple[int, int, int], step: Step) -> tuple[str, dict[str, Any]]:

@@ -1,11 +1,13 @@
 """`pack`: a trained any-precision module and an example in, a model file and a PackReport out.
 
-Called by users and cli_pack.py. `make_graph` does all but the writing. Bits, mode and buffers of the model are left
-as they were.
+Called by users and cli_pack.py. `make_graph` does all but the writing; verify.py compares what was written with the
+module before the file gets its name. Bits, mode and buffers of the model are left as they were.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,17 +18,22 @@ from torch import nn
 
 from anyprec import __version__
 from anyprec.bits import FLOAT, Profile, check_widths
-from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.errors import AnyprecError, ModelFileError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.files import cannot_write, is_special
 from anyprec.format.file import write
 from anyprec.format.graph import Graph, GraphProfile, Op
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.pack.edges import Image, check_edges, edge_codes
 from anyprec.pack.fold import fold
+from anyprec.pack.images import check_images
 from anyprec.pack.lower import Draft, lower
 from anyprec.pack.steps import Trace
-from anyprec.pack.trace import trace
-from anyprec.train.switch import Setting, any_layers, bits, widths_of
+from anyprec.pack.trace import input_of, trace
+from anyprec.pack.verify import Check, Plan, make_plan
+from anyprec.pack.verify import verify as check_file
+from anyprec.preprocessing import CHANNELS, Preprocessing
+from anyprec.train.switch import Setting, any_layers, widths_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class PackReport:
     float_weights: int
     bytes: dict[str, int]
     file_bytes: int
+    check: Check | None  # of the file against the module; None: it was left out (verify=False)
+    seconds: float  # all of it, the check too
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,9 +69,18 @@ class PackReport:
             + f"{self.float_layers} float ({self.float_weights:,})",
         ]
         column = max(map(len, ("profile", *self.profiles)))
-        lines += [f"  {'profile':<{column}}  bytes of the file it needs"]
-        lines += [f"  {name:<{column}}  {count:,}" for name, count in self.bytes.items()]
-        return "\n".join(lines)
+        if self.check is None:
+            lines += [f"  {'profile':<{column}}  bytes of the file it needs"]
+            lines += [f"  {name:<{column}}  {count:,}" for name, count in self.bytes.items()]
+            return "\n".join([*lines, "  not compared with the module"])
+        heads = ("bytes it needs", "largest difference", "codes moved", "same answer")
+        lines += [f"  {'profile':<{column}}  " + "  ".join(f"{head:>18}" for head in heads)]
+        for name, count in self.bytes.items():
+            found = self.check.profiles[name]
+            moved, same = f"{found.moved_codes} of {found.codes:,}", f"{found.same_answers} of {found.answers:,}"
+            cells = (f"{count:,}", f"{found.difference:.1e}", moved, same)
+            lines += [f"  {name:<{column}}  " + "  ".join(f"{cell:>18}" for cell in cells)]
+        return "\n".join([*lines, f"  {self.check}"])
 
 
 def pack(
@@ -74,25 +92,53 @@ def pack(
     widths: Iterable[int] | None = None,
     profiles: Iterable[Profile] = (),
     labels: Sequence[str] | None = None,
-    image: Image | None = None,
+    image: Preprocessing | Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
     edges: str = "float",
+    verify: bool = True,
 ) -> PackReport:
     """Write `model` to `path` as integers, for every width it was trained or calibrated for.
 
     `example` is one float input of the usual shape, such as images (N, C, H, W). `widths` packs fewer widths,
     `keep_float` (or 32 in `widths`) keeps float weights beside the integers, `profiles` adds mixed bits.
-    `image` = (scale, shift) per channel says how uint8 images become the network's input. `accuracy` (profile ->
-    percent) and `labels` are kept for whoever reads the file. `edges` is what the first and last layers are: "float" or
-    "8bit", a smaller file; ranges are then taken from the example, so it must be a batch of real images.
+    `image` is the anyprec.Preprocessing of the training (size, resizing, mean and deviation), so that pictures are
+    answered as in training; or (scale, shift) per channel, which says how uint8 arrays become the input, and no more.
+    `accuracy` (profile -> percent) and `labels` are kept for whoever reads the file. `edges` is what the first and last
+    layers are: "float" or "8bit", a smaller file; ranges are then taken from the example, so it must be a batch of
+    real images.
+
+    The file is run and compared with the module in every profile before it gets its name: one that disagrees is not
+    left, and what stood at `path` stays. `verify=False` leaves that out.
     """
-    graph = make_graph(
+    start = time.perf_counter()
+    if is_special(path):
+        raise ModelFileError(f"{path} is a device or a pipe; give the name of a file, which is read again to check it")
+    plan = plan_of(
         model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
         accuracy=accuracy, name=name, edges=edges,
     )  # fmt: skip
-    write(graph, path)
-    return report_of(graph, Path(path))
+    check = write_checked(model, plan, Path(path), verify)
+    return report_of(plan.graph, Path(path), check, time.perf_counter() - start)
+
+
+def write_checked(model: nn.Module, plan: Plan, path: Path, checked: bool) -> Check | None:
+    """The file under another name, the check, then its name; nothing is left of a file that fails."""
+    if not checked:
+        write(plan.graph, path)
+        return None
+    unchecked = path.with_name(f"{path.name}.{os.getpid()}.unchecked")
+    try:
+        write(plan.graph, unchecked)
+        check = check_file(model, unchecked, plan)
+        os.replace(unchecked, path)
+    except ModelFileError as error:
+        raise type(error)(str(error).replace(str(unchecked), str(path))) from None
+    except OSError as error:
+        raise cannot_write(path, error, ModelFileError) from error
+    finally:
+        unchecked.unlink(missing_ok=True)
+    return check
 
 
 def make_graph(
@@ -103,18 +149,39 @@ def make_graph(
     widths: Iterable[int] | None = None,
     profiles: Iterable[Profile] = (),
     labels: Sequence[str] | None = None,
-    image: Image | None = None,
+    image: Preprocessing | Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
     edges: str = "float",
 ) -> Graph:
-    """The Graph that `pack` writes; the arguments are its."""
+    """The Graph that `pack` writes; the arguments are its. It is not compared with the module."""
+    return plan_of(
+        model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
+        accuracy=accuracy, name=name, edges=edges,
+    ).graph  # fmt: skip
+
+
+def plan_of(
+    model: nn.Module,
+    *,
+    example: Any,
+    keep_float: bool,
+    widths: Iterable[int] | None,
+    profiles: Iterable[Profile],
+    labels: Sequence[str] | None,
+    image: Preprocessing | Image | None,
+    accuracy: Mapping[int | str, float] | None,
+    name: str | None,
+    edges: str,
+) -> Plan:
+    """The Graph, and what verify.py needs to lead the module along it."""
     check_edges(edges)
     settings = settings_of(model, keep_float, widths, tuple(profiles))
-    # The same operations run at any bits.
-    with bits(model, settings[0]):
-        steps = trace(model, example)
-    scale, shift = image_numbers(image, steps.size[0])
+    how = image if isinstance(image, Preprocessing) else None
+    image = image.image if isinstance(image, Preprocessing) else image
+    x, key = input_of(model, example)
+    scale, shift = image_numbers(image, x.shape[1])
+    steps = trace(model, check_images(x, image), key, settings)
     at_8_bit = edge_codes(steps, model, example, settings, image) if edges == "8bit" else {}
     draft = lower(steps, model, settings, at_8_bit)
     fold(draft)
@@ -122,10 +189,14 @@ def make_graph(
     if steps.free:
         height, width = (None if n > 1 else n for n in (height, width))  # type: ignore[assignment]
     image_size = steps.size[1:] if steps.free and gives_vectors(steps) else None
+    if how is not None:
+        how = fitted(how, (height, width), steps)
+        image_size = how.size
+    pictures = how is not None and how.channels in CHANNELS
     outputs = [node.channels for node in draft.nodes if node.name == draft.outputs[0]]
     if labels is not None and outputs != [len(labels)]:
         raise AnyprecError(f"{len(labels)} labels for a network with {outputs[0]} classes; give one for each, in order")
-    return Graph(
+    graph = Graph(
         name=name or getattr(model, "zoo_name", None) or type(model).__name__,
         input_shape=(height, width, channels),
         profiles=graph_profiles(draft, settings, dict(accuracy or {})),
@@ -139,7 +210,11 @@ def make_graph(
         labels=None if labels is None else tuple(labels),
         image_size=image_size,
         made_by=f"anyprec {__version__}",
+        resize=how.resize if how and pictures else None,
+        resize_to=how.to if how and pictures else None,
+        filter=how.filter if how and pictures and how.size else None,
     )
+    return make_plan(graph, steps, draft, settings)
 
 
 def settings_of(
@@ -211,6 +286,19 @@ def gives_vectors(steps: Trace) -> bool:
     return all(step.size[1:] == (1, 1) for step in steps.steps if step.name in steps.outputs)
 
 
+def fitted(how: Preprocessing, sides: tuple[int | None, int | None], steps: Trace) -> Preprocessing:
+    """With the size of the example where the network needs one and none is given; a map keeps that of the picture."""
+    size: tuple[int, int] = steps.size[1], steps.size[2]
+    if how.size is None:
+        return how if sides == (None, None) and not gives_vectors(steps) else how.at(size)
+    if any(side not in (None, want) for side, want in zip(sides, how.size, strict=True)):
+        raise AnyprecError(
+            f"image.size is {how.size}, the network takes {size} (height, width) and no other size; give that, or an "
+            "example of the size it was trained at"
+        )
+    return how
+
+
 def image_numbers(image: Image | None, channels: int) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     if image is None:
         return None, None
@@ -222,7 +310,7 @@ def image_numbers(image: Image | None, channels: int) -> tuple[tuple[float, ...]
     return scale, shift
 
 
-def report_of(graph: Graph, path: Path) -> PackReport:
+def report_of(graph: Graph, path: Path, check: Check | None, seconds: float) -> PackReport:
     weights = graph.weights.values()
     quantised = [weight for weight in weights if weight.codes is not None and weight.bits is None]
     fixed = [weight for weight in weights if weight.bits is not None]
@@ -243,4 +331,6 @@ def report_of(graph: Graph, path: Path) -> PackReport:
         float_weights=sum(int(np.prod(weight.shape)) for weight in floats),
         bytes=needs,
         file_bytes=path.stat().st_size,
+        check=check,
+        seconds=seconds,
     )

@@ -20,9 +20,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation as it was run: a kind of FORMAT.md section 3, or a leaf ("any", "activation", "norm").
+    """One operation as it was run: a kind of FORMAT.md section 3, or a leaf ("any", "activation").
 
-    `constants` are what the kind's table and weight are made of; they are the same in every profile.
+    `constants` are what the kind's table and weight are made of. `at[p]` are those of profile p, once the network has
+    been run in every profile: a switched norm has other numbers in each.
     """
 
     name: str
@@ -32,15 +33,21 @@ class Step:
     attributes: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
     module: nn.Module | None = None
+    at: tuple[dict[str, Tensor], ...] = ()
 
     def same_but_for_size(self, other: Step) -> bool:
         """The same step, in runs on images of two sizes. A resize may follow the image's size."""
+        return self.same_but_for_numbers(other) and all(
+            torch.equal(value, other.constants[key]) for key, value in self.constants.items()
+        )
+
+    def same_but_for_numbers(self, other: Step) -> bool:
+        """The same step, in runs at other bits."""
         mine, theirs = ({**s.attributes, "size": None} if s.kind == "resize" else s.attributes for s in (self, other))
         return (
             (self.name, self.kind, self.inputs, mine) == (other.name, other.kind, other.inputs, theirs)
             and self.module is other.module
             and self.constants.keys() == other.constants.keys()
-            and all(torch.equal(value, other.constants[key]) for key, value in self.constants.items())
         )
 
 
@@ -50,6 +57,9 @@ class Trace:
     outputs: tuple[str, ...]
     size: Size  # of the input
     free: bool  # the same steps serve images of any height and width
+    x: Tensor  # the images it was run on, (N, C, ...)
+    key: str | None  # the name of the argument that takes them; None: it is the first
+    results: tuple[tuple[Tensor, ...], ...]  # the outputs in each profile, of the first images where they are large
 
 
 def size_of(tensor: Tensor) -> Size:

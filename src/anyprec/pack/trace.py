@@ -2,22 +2,26 @@
 
 The network runs for real, on the example, and every tensor operation that reads a value made from the input is
 recorded (operations.py says as what). So Python control flow, functional calls and outputs of any class need no care,
-and whatever does not come from the input is a constant. Any-layers, shared activations and switched norms are one step
-each: their numbers depend on the profile, and lower.py asks the modules for them.
+and whatever does not come from the input is a constant. Two calls are one step each, `AnyLayer.at_bits` and
+`AnyActivation.at_bits`: lower.py asks the modules for their numbers. No other module is known by its type, so what a
+subclass, a hook or a replaced forward adds is recorded like anything else.
 
+It runs once in every profile: the operations must be the same, their constants (those of a switched norm) may differ.
 Runs at two more image sizes show whether the network takes any size (`Trace.free`), and which value a resized map takes
 its size from.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,11 +34,15 @@ from anyprec.pack.steps import Refused, Size, Step, Trace, size_of
 from anyprec.train.layers import AnyActivation, AnyLayer
 from anyprec.train.norms import SwitchNorm
 from anyprec.train.observe import move, run, undisturbed
+from anyprec.train.switch import Setting, bits, setting_name
 
-LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation", SwitchNorm: "norm"}
+LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation"}
 # Added to H and W: once so that networks which halve the size five times still fit, once to make sizes odd.
 OTHER_SIZES = ((32, 64), (33, 67))
 MEASURED_AT_ONCE = 32  # images
+KEPT = 2**22  # numbers of an output: of larger ones (maps) the first image's are kept
+
+Recorded = tuple[list[Step], tuple[str, ...], list[Tensor]]  # steps, names of the outputs, the outputs
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,10 @@ class Recorder(TorchDispatchMode):
     def __init__(self, model: nn.Module, watched: Collection[str] = ()) -> None:
         super().__init__()
         self.ranges = {name: (inf, -inf) for name in watched}  # least and largest number of these values so far
-        self.paths = {module: name for name, module in model.named_modules()}
+        self.paths = paths_of(model)
         self.within: list[nn.Module] = []  # the modules being called, innermost last
         self.in_leaf = False
+        self.leaf_value: str | Unusable | None = None  # what the leaf being called reads
         self.steps: dict[str, Step] = {}
         self.values: Any = WeakTensorKeyDictionary()  # tensor -> name of its step, or Unusable
         self.written: dict[int, Any] = {}  # memory of constants that values were written into; held, so never reused
@@ -95,7 +104,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = [] if self.in_leaf else [v for t in tensors_in((args, kwargs)) if (v := self.value_of(t)) is not None]
-        out = func(*args, **kwargs)
+        out = self.execute(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.in_leaf:
+            why = f"{title(func)}{self._where()} draws random numbers; a packed network gives one answer to one image"
+            self.values.update({tensor: Unusable(why) for tensor in tensors_in(out)})
+            return out
         if not known:
             return out
         made = tensors_in(out)
@@ -118,6 +131,9 @@ class Recorder(TorchDispatchMode):
             self.values[tensor] = Unusable(f"{title(func)}{self._where()}: only its first result has an operation")
         return out
 
+    def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
     def value_of(self, tensor: Tensor) -> str | Unusable | None:
         if tensor in self.values:
             return self.values[tensor]
@@ -135,30 +151,44 @@ class Recorder(TorchDispatchMode):
                 self.values[other] = Unusable(f"{what}{self._where()} changes another view of its input in place")
 
     def _where(self) -> str:
-        return f" in module {self.path()!r}" if self.path() else " in the network's own forward"
+        if not self.path():
+            return " in the network's own forward"
+        return f" in module {self.path()!r} ({type(self.within[-1]).__name__})"
 
     def watch(self, module: nn.Module) -> Callable[..., Any]:
         """The module's forward, watched. Not a hook: some networks call `module.forward(x)`, which knows none."""
         forward = module.forward
-        kind = next((LEAVES[k] for k in LEAVES if isinstance(module, k)), None)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.within.append(module)
             try:
-                if kind is None or self.in_leaf:
-                    return forward(*args, **kwargs)
-                self.in_leaf = True
-                try:
-                    return self._leaf(kind, (*args, *kwargs.values())[0], forward(*args, **kwargs))
-                finally:
-                    self.in_leaf = False
+                return forward(*args, **kwargs)
             finally:
                 self.within.pop()
 
         return watched
 
+    def leaf(self, module: nn.Module, kind: str) -> Callable[..., Any]:
+        """The module's `at_bits`, which becomes one step."""
+        at_bits: Callable[..., Any] = module.at_bits  # type: ignore[assignment]
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self.in_leaf:
+                return at_bits(*args, **kwargs)
+            given = (*args, *kwargs.values())[0]
+            self.leaf_value = self.value_of(given)
+            self.in_leaf = True
+            self.within.append(module)
+            try:
+                return self._leaf(kind, given, at_bits(*args, **kwargs))
+            finally:
+                self.within.pop()
+                self.in_leaf = False
+
+        return recorded
+
     def _leaf(self, kind: str, given: Tensor, output: Tensor) -> Tensor:
-        value = self.value_of(given)
+        value = self.leaf_value
         if value is None:
             return output  # a layer that reads a constant makes a constant
         if output is given:
@@ -191,20 +221,37 @@ def _tensors(item: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def trace(model: nn.Module, example: Any) -> Trace:
-    """The model's steps at whatever bits it is set to; its mode, buffers and random numbers stay as they were."""
-    x, key = _input(model, example)
-    # The first image twice, so that no batch of 1 hides what is done to the batch.
-    x = x[:1].repeat(2, *(1,) * (x.dim() - 1))
-    first, outputs = _run(model, x, key)
+def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Names of modules. What is in a table of a switched norm is called like the norm, whatever the table's width."""
+    paths = {module: name for name, module in model.named_modules()}
+    for norm in [module for module in paths if isinstance(module, SwitchNorm)]:
+        for table in norm.tables.values():
+            for inner, module in table.named_modules():
+                paths[module] = ".".join(filter(None, (paths[norm], inner)))
+    return paths
+
+
+def trace(model: nn.Module, x: Tensor, key: str | None, settings: Sequence[Setting]) -> Trace:
+    """The model's steps, with their constants in every setting; its mode, bits and random numbers stay as they were.
+
+    `x` has several images, so that no batch of 1 hides what is done to the batch; `key` names the argument it is.
+    """
+    every = [_run_at(model, setting, x, key) for setting in settings]
+    first, outputs, _ = every[0]
+    for setting, (steps, _, _) in zip(settings, every, strict=True):
+        _check_same(first, steps, settings[0], setting)
     size = size_of(x)
-    fixed = Trace(tuple(first), outputs, size, free=False)
-    runs, inputs = [first], [size]
+    all_numbers = [
+        replace(step, at=tuple(steps[number].constants for steps, _, _ in every)) for number, step in enumerate(first)
+    ]
+    results = tuple(tuple(t[:1] if t.numel() > KEPT else t for t in made) for _, _, made in every)
+    fixed = Trace(tuple(all_numbers), outputs, size, False, x, key, results)
+    runs, inputs = [all_numbers], [size]
     for down, right in OTHER_SIZES if x.dim() > 2 else ():
         more = (down, right)[4 - x.dim() :]
-        other_x = x.new_zeros(3, x.shape[1], *(n + m for n, m in zip(x.shape[2:], more, strict=True)))
+        other_x = x.new_zeros(2, x.shape[1], *(n + m for n, m in zip(x.shape[2:], more, strict=True)))
         try:
-            other, _ = _run(model, other_x, key)
+            other, _, _ = _run_at(model, settings[0], other_x, key)
         except (AnyprecError, AssertionError):
             if len(runs) == 1:
                 return fixed
@@ -215,13 +262,30 @@ def trace(model: nn.Module, example: Any) -> Trace:
         inputs.append(size_of(other_x))
     if len(runs) == 1:
         return fixed
-    steps = [_follow(number, runs, inputs) for number in range(len(first))]
-    if None in steps:
+    followed = [_follow(number, runs, inputs) for number in range(len(first))]
+    if None in followed:
         return fixed
-    return Trace(tuple(step for step in steps if step is not None), outputs, size, free=True)
+    return replace(fixed, steps=tuple(step for step in followed if step is not None), free=True)
 
 
-def _input(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
+def _run_at(model: nn.Module, setting: Setting, x: Tensor, key: str | None) -> Recorded:
+    with bits(model, setting):
+        return run_recorded(model, x, key, Recorder(model))
+
+
+def _check_same(first: list[Step], other: list[Step], at_first: Setting, at_other: Setting) -> None:
+    same = [a.same_but_for_numbers(b) for a, b in zip(first, other, strict=False)]
+    if len(first) == len(other) and all(same):
+        return
+    number = same.index(False) if False in same else len(same)
+    where = next(steps[number].name for steps in (first, other) if len(steps) > number)
+    raise UnsupportedOperation(
+        f"the network runs other operations at {setting_name(at_other)} than at {setting_name(at_first)} (from "
+        f"{where!r} on); a packed one runs the same at every width"
+    )
+
+
+def input_of(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
     """The example's one tensor, and its name where the network takes it by name."""
     given = tensors_in(example)
     if not given and hasattr(example, "__array__"):
@@ -239,28 +303,22 @@ def _input(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
 
 def value_ranges(model: nn.Module, example: Any, names: Collection[str]) -> dict[str, tuple[float, float]]:
     """Least and largest number of some values of a trace, over all images of the example, at the bits that are set."""
-    x, key = _input(model, example)
+    x, key = input_of(model, example)
     x = torch.cat([x, x]) if len(x) == 1 else x
     recorder = Recorder(model, names)
     for images in x.tensor_split(-(-len(x) // MEASURED_AT_ONCE)):
         recorder.steps.clear()  # so that the same steps get the same names again
-        _run(model, images, key, recorder)
+        run_recorded(model, images, key, recorder)
     return recorder.ranges
 
 
-def _run(
-    model: nn.Module, x: Tensor, key: str | None, recorder: Recorder | None = None
-) -> tuple[list[Step], tuple[str, ...]]:
-    recorder = recorder or Recorder(model)
+def run_recorded(model: nn.Module, x: Tensor, key: str | None, recorder: Recorder, seed: int | None = None) -> Recorded:
     recorder.values[x] = INPUT
     recorder.see(INPUT, x)
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed(model))
-        stack.enter_context(torch.no_grad())
-        for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                _set_forward(module, recorder.watch(module), stack)
-        stack.enter_context(recorder)
+    with undisturbed(model), torch.no_grad(), _watched(model, recorder), recorder:
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
         output = run(model, ((x,), {}) if key is None else ((), {key: x}), "the example")
     made = tensors_in(output)
     if not made:
@@ -271,16 +329,30 @@ def _run(
         if isinstance(value, Unusable):
             raise UnsupportedOperation(value.why)
         outputs.append(value)
-    return list(recorder.steps.values()), tuple(outputs)
+    return list(recorder.steps.values()), tuple(outputs), made
 
 
-def _set_forward(module: nn.Module, forward: Callable[..., Any], stack: ExitStack) -> None:
-    own = module.__dict__.get("forward")  # some tools put one there
-    module.__dict__["forward"] = forward
-    if own is None:
-        stack.callback(module.__dict__.pop, "forward")
-    else:
-        stack.callback(module.__dict__.__setitem__, "forward", own)
+@contextmanager
+def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Inside, the recorder sees every forward and every leaf."""
+    watched = [
+        (module, "forward", recorder.watch(module))
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    for kind, name in LEAVES.items():
+        watched += [(m, "at_bits", recorder.leaf(m, name)) for m in model.modules() if isinstance(m, kind)]
+    before = [module.__dict__.get(name) for module, name, _ in watched]  # some tools put a forward there
+    for module, name, method in watched:
+        module.__dict__[name] = method
+    try:
+        yield
+    finally:
+        for (module, name, _), own in zip(watched, before, strict=True):
+            if own is None:
+                del module.__dict__[name]
+            else:
+                module.__dict__[name] = own
 
 
 def _follow(number: int, runs: list[list[Step]], inputs: list[Size]) -> Step | None:
