@@ -208,12 +208,13 @@ def ask(
     own = connection is None
     connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     raw = json.dumps(body).encode() if isinstance(body, dict) else body
-    connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
-    answer = connection.getresponse()
-    found = Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-    if own:
-        connection.close()
-    return found
+    try:
+        connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    finally:
+        if own:
+            connection.close()
 
 
 def tensor(x: np.ndarray, name: str = "input") -> dict[str, Any]:

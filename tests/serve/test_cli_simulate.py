@@ -102,7 +102,7 @@ def test_a_picture(capsys, table, tmp_path):
         (["--find-rate", "99", "--arrivals", "ramp:1:2"], "--find-rate"),
         (["--grid", "a@b"], "--grid"),
         (["--grid", "0@1"], "--grid"),
-        (["--servers", "0"], "at least one server"),
+        (["--servers", "0"], "from 1 to 10000"),
     ],
 )
 def test_mistakes_are_told_in_one_line(capsys, table, words, says):

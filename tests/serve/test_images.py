@@ -4,6 +4,7 @@ import contextlib
 import io
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 from anyprec.errors import InputError
 from anyprec.run.images import image_file
 from anyprec.run.model import load
-from anyprec.serve.images import labelled, probabilities, read_image
+from anyprec.serve.images import read_image
 from anyprec.serve.protocol import Refusal, Signature, Tensor
 
 
@@ -106,20 +107,8 @@ def test_models_that_take_no_image_files():
         read_image(encoded(), Signature(Tensor("input", "UINT8", (-1, 30)), True, (), (), ("8",)))
 
 
-def test_labels():
-    y = np.array([1.0, 3.0, 3.0, -np.inf], np.float32)
-    found = labelled(y, ("a", "b", "c"), 3, "NCHW")
-    assert [one["label"] for one in found] == ["b", "c", "a"] and found[0]["score"] == 3.0
-    assert found[0]["probability"] == pytest.approx(np.exp(3) / (2 * np.exp(3) + np.exp(1)), rel=1e-5)
-    assert labelled(y, (), 4, "NCHW")[-1] == {"class": 3, "label": None, "score": None, "probability": 0.0}
-    maps = np.zeros((2, 4, 4), np.float32)
-    maps[1, :3] = 1.0
-    assert labelled(maps, ("road", "sky"), 5, "NCHW") == [
-        {"class": 1, "label": "sky", "share": 0.75},
-        {"class": 0, "label": "road", "share": 0.25},
-    ]
-
-
-def test_a_softmax_is_not_taken_twice():
-    np.testing.assert_allclose(probabilities(np.array([0.25, 0.75], np.float32)), [0.25, 0.75])
-    np.testing.assert_allclose(probabilities(np.array([np.nan, np.nan], np.float32)), [0.5, 0.5])
+def test_a_classifier_of_unknown_size_refuses_pictures():
+    unknown = replace(signature(-1, -1), outputs=(Tensor("y", "FP32", (-1, 4)),))
+    with pytest.raises(InputError, match="does not say at which size it was trained"):
+        read_image(encoded(), unknown)
+    assert read_image(encoded(), replace(unknown, image_size=(5, 6))).shape == (1, 3, 5, 6)

@@ -1,8 +1,11 @@
 """Several models, replaced files, broken files, signatures; with the real scheduler, without HTTP."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,6 +126,57 @@ def test_a_broken_file_is_refused_and_the_old_one_stays(models, path, how, caplo
     save(path, seed=3)
     models.check(at_once=True)
     np.testing.assert_array_equal(answer(models, x).outputs[0], expected(path, x, 8))
+
+
+IN_PLACE = """
+import logging, os, shutil, sys
+import numpy as np
+from serving import expected, images, save
+from test_models import SETTINGS, answer
+from pathlib import Path
+from anyprec.serve.models import Models
+
+change, path = sys.argv[1], Path(sys.argv[2])
+said = []
+handler = logging.Handler()
+handler.setLevel("ERROR")
+handler.emit = lambda record: said.append((record.levelname, record.getMessage()))
+logging.getLogger("anyprec.serve").addHandler(handler)
+x = images(1)
+save(path)
+right = {bits: expected(path, x, bits) for bits in (1, 2, 4, 8)}
+models = Models({"net": str(path)}, SETTINGS)
+models.load_all()
+times = os.stat(path)
+if change == "cut":
+    os.truncate(path, 1000)
+elif change == "overwritten":
+    with open(path, "r+b") as file:
+        file.write(bytes(os.path.getsize(path)))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+else:
+    shutil.copyfile(save(path.with_name("other.apm"), seed=1), path)
+    right = {bits: expected(path, x, bits) for bits in (1, 2, 4, 8)}
+for _ in range(4):
+    models.check()
+for bits in (1, 8, 2, 4):
+    np.testing.assert_array_equal(answer(models, x, bits).outputs[0], right[bits])
+refused = [("ERROR", "new model file refused, the old one stays")]
+assert said == ([] if change == "another model" else refused), said
+assert models.get("net").loads == (2 if change == "another model" else 1)
+models.close(5.0)
+"""
+
+
+@pytest.mark.parametrize("change", ["cut", "overwritten", "another model"])
+def test_a_file_rewritten_in_place(tmp_path, change):
+    """In a process of its own, for it used to end by SIGBUS. Every width answers as one whole file does."""
+    here = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-c", IN_PLACE, change, str(tmp_path / "net.apm")],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": here},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_file_that_is_gone_goes_on_being_served(models, path, caplog):

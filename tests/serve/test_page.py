@@ -4,6 +4,7 @@ Skipped where Chromium, its driver or selenium are missing (Debian: chromium, ch
 """
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 from anyprec.serve.keys import read_keys  # noqa: E402
+from anyprec.serve.metrics import ServedRun  # noqa: E402
+from anyprec.serve.models import Settings  # noqa: E402
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="the browser tests need chromium and chromedriver")
@@ -46,7 +49,7 @@ def wait(browser: webdriver.Chrome, until, seconds: int = 20):
 
 def open_page(browser: webdriver.Chrome, server: Running) -> None:
     browser.get(f"http://127.0.0.1:{server.port}/")
-    wait(browser, lambda: "ready" in text(browser, "state"))
+    wait(browser, lambda: "in the last" in text(browser, "state") or "over the last" in text(browser, "state"))
 
 
 def precision(server: Running) -> dict:
@@ -158,14 +161,97 @@ def test_a_key_can_be_given(browser, model_path, tmp_path):
         field = browser.find_element(By.ID, "key")
         wait(browser, field.is_displayed)
         field.send_keys("a-secret-of-some-length" + Keys.ENTER)
-        wait(browser, lambda: "ready" in text(browser, "state"))
+        wait(browser, lambda: "no requests" in text(browser, "state"))
         assert not field.is_displayed()
 
 
-def test_a_server_that_went_away_is_said(browser, model_path):
+def test_a_server_that_went_away_is_said_and_its_numbers_are_old(browser, model_path):
     with running({"net": model_path}) as server:
         open_page(browser, server)
     wait(browser, lambda: "does not answer" in text(browser, "trouble"))
+    assert "no answer from the server; these numbers are" in text(browser, "state")
+    assert "stale" in browser.find_element(By.ID, "figures").get_attribute("class")
+
+
+# --- It does not flatter ---
+
+
+@pytest.fixture(scope="module")
+def overloaded(model_path) -> Iterator[Running]:
+    """A target of 20 ms, and every second 27 of 100 requests answered in 10 ms, 33 in 1.5 s, 40 refused."""
+    stop = threading.Event()
+    with running({"net": model_path}, settings=Settings(slo_s=0.02, warm_up_s=0.05)) as server:
+
+        def second() -> None:
+            for met, latency_s, count in ((True, 0.010, 27), (False, 1.5, 33)):
+                for _ in range(count):
+                    server.app.metrics.ended("net", 200, met, latency_s, [ServedRun(1, 0.0, 0.01, 1, 1)])
+            for _ in range(40):
+                server.app.metrics.ended("net", 503, True, 0.0, [])
+
+        def load() -> None:
+            while not stop.wait(1.0):
+                server.loop.call_soon_threadsafe(second)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        yield server
+        stop.set()
+        thread.join()
+
+
+def figures(browser: webdriver.Chrome) -> dict[str, str]:
+    return {name: text(browser, f"now-{name}") for name in ("load", "attainment", "latency", "slowest", "target")}
+
+
+def test_an_overload_is_said_in_words(browser, overloaded):
+    open_page(browser, overloaded)
+    wait(browser, lambda: text(browser, "state-words").startswith("overloaded: 73 % of "))
+    words = text(browser, "state-words")
+    assert "33 % late, 40 % refused" in words and "over the last 10 s" in words
+    assert "bad" in browser.find_element(By.ID, "state").get_attribute("class")
+    assert text(browser, "state-mark") == "\u25b2"  # not by color alone
+    said = browser.find_element(By.ID, "said")
+    assert said.get_attribute("role") == "status" and "overloaded" in said.get_attribute("textContent")
+    assert contrast(browser, "#state-words") >= 4.5
+
+
+def test_every_tile_is_of_the_same_named_window(browser, overloaded):
+    open_page(browser, overloaded)
+    wait(browser, lambda: figures(browser)["attainment"] == "27.0 %")
+    tiles = browser.find_elements(By.CSS_SELECTOR, ".figures > div")
+    assert len(tiles) == 6 and all("last 10 s" in tile.text for tile in tiles)
+    found = figures(browser)
+    assert found["target"] == "20 ms" and found["latency"] == found["slowest"] == "1500 ms"
+    seen = ask(overloaded.port, "GET", "/v2/models/net/live?seconds=10").json
+    assert seen["window"]["attainment"] == pytest.approx(0.27)
+    assert seen["window"]["requests"] == sum(second["requests"] for second in seen["seconds"])
+    metrics = ask(overloaded.port, "GET", "/metrics").body.decode()
+    assert 'anyprec_attainment_ratio{model="net"} 0.27' in metrics and 'anyprec_overloaded{model="net"} 1.0' in metrics
+
+
+def test_the_latency_axis_reaches_what_happened(browser, overloaded):
+    open_page(browser, overloaded)
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#latency path")) >= 2)
+    drawing = (By.CSS_SELECTOR, "#latency svg")
+    wait(browser, lambda: "1500 ms" in browser.find_element(*drawing).get_attribute("aria-label"))
+    axis, heights, line = browser.execute_script(
+        """const all = (what) => [...document.querySelectorAll(`#latency ${what}`)];
+        return [all('text[text-anchor=end]').map((text) => text.textContent),
+          all('.grid').map((grid) => grid.y1.baseVal.value), all('path').pop().getBBox().y];"""
+    )
+    ticks = [1e3 * float(tick[:-2]) if tick.endswith(" s") else float(tick) for tick in axis if tick != "now"]
+    assert max(ticks) >= 1500 > sorted(ticks)[-2]  # only the last mark is beyond the slowest second
+    assert min(heights) < line  # and the line lies below it, not on the border
+
+
+def test_late_and_refused_differ_by_more_than_their_color(browser, overloaded):
+    open_page(browser, overloaded)
+    fills = {'url("#late")', 'url("#missed")'}
+    bars = wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#load > svg > rect"))
+    assert fills <= {bar.value_of_css_property("fill") for bar in bars}
+    texts = {mark.text for mark in browser.find_elements(By.CSS_SELECTOR, "#latency text.named")}
+    assert {"p50", "p99", "target"} <= texts
 
 
 def test_nothing_comes_from_elsewhere():
@@ -177,5 +263,5 @@ def test_nothing_comes_from_elsewhere():
 
 def test_what_the_page_reads_is_there(server):
     seen = ask(server.port, "GET", "/v2/models/net/live?seconds=3").json
-    assert {"time", "target_ms", "widths", "seconds", "precision", "queue", "attainment", "state"} <= set(seen)
+    assert {"time", "target_ms", "widths", "seconds", "precision", "queue", "window", "condition"} <= set(seen)
     assert [second["ago"] for second in seen["seconds"]] == [3, 2, 1]

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyprec.errors import AnyprecError, InputError
-from anyprec.serve.protocol import Call, Signature, Tensor, Wanted, read_call, write_answer
+from anyprec.serve.protocol import (
+    PIECE,
+    Call,
+    Signature,
+    Tensor,
+    Wanted,
+    answer_size,
+    as_text,
+    read_call,
+    write_answer,
+)
 
 SIGNATURE = Signature(
     input=Tensor("input", "UINT8", (-1, 3, 2, 2)),
@@ -211,9 +221,16 @@ ABOUT = {"model_name": "net", "model_version": "1", "parameters": {"bits": 2}}
 Y = [np.array([[0.5, 3.25, -1.0]], np.float32), np.zeros((1, 2, 4, 4), np.float32)]
 
 
+def written(*args):
+    """The whole body, and the length of its JSON where tensors follow."""
+    found = write_answer(*args)
+    head = b"".join(map(as_text, found.pieces()))
+    return head + b"".join(found.tensors), len(head) if found.tensors else None
+
+
 def test_json_and_binary_outputs():
     call = Call(X, (Wanted(0), Wanted(1, binary=True)), id="7")
-    raw, length = write_answer(ABOUT, call, SIGNATURE, Y)
+    raw, length = written(ABOUT, call, SIGNATURE, Y)
     record = json.loads(raw[:length])
     assert record["id"] == "7" and record["parameters"] == {"bits": 2}
     assert record["outputs"][0] == {"name": "head", "datatype": "FP32", "shape": [1, 3], "data": [0.5, 3.25, -1.0]}
@@ -223,21 +240,44 @@ def test_json_and_binary_outputs():
 
 def test_json_has_no_nan():
     y = [np.array([[np.nan, np.inf, 1.0]], np.float32)]
-    raw, length = write_answer(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, y)
+    raw, length = written(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, y)
     assert length is None
     assert json.loads(raw, parse_constant=pytest.fail)["outputs"][0]["data"] == [None, None, 1.0]
 
 
 def test_classification():
-    raw, length = write_answer(ABOUT, Call(X, (Wanted(0, classes=2),)), SIGNATURE, Y)
+    raw, length = written(ABOUT, Call(X, (Wanted(0, classes=2),)), SIGNATURE, Y)
     output = json.loads(raw)["outputs"][0]
     assert output == {"name": "head", "datatype": "BYTES", "shape": [1, 2], "data": ["3.25:1:dog", "0.5:0:cat"]}
-    raw, length = write_answer(ABOUT, Call(X, (Wanted(0, True, 1),)), SIGNATURE, Y)
+    raw, length = written(ABOUT, Call(X, (Wanted(0, True, 1),)), SIGNATURE, Y)
     assert raw[length:] == struct.pack("<I", 10) + b"3.25:1:dog"
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
 def test_json_numbers_keep_every_bit(values):
     y = np.array([values], np.float32)
-    raw, _ = write_answer(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, [y])
+    raw, _ = written(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, [y])
     np.testing.assert_array_equal(np.array(json.loads(raw)["outputs"][0]["data"], np.float32), y[0])
+
+
+def test_large_answers_come_in_pieces():
+    """None has more than PIECE numbers; together they are the JSON; binary tensors are the engine's own memory."""
+    y = np.random.default_rng(0).standard_normal((1, 2, 200, 300)).astype(np.float32)
+    found = write_answer(ABOUT, Call(X, (Wanted(0), Wanted(1))), SIGNATURE, [Y[0], y])
+    pieces = list(found.pieces())
+    assert max(len(piece) for piece in pieces if isinstance(piece, np.ndarray)) == PIECE
+    outputs = json.loads(b"".join(map(as_text, pieces)))["outputs"]
+    np.testing.assert_array_equal(np.array(outputs[1]["data"], np.float32).reshape(y.shape), y)
+    assert outputs[0]["data"] == [0.5, 3.25, -1.0]
+    found = write_answer(ABOUT, Call(X, (Wanted(1, binary=True),)), SIGNATURE, [Y[0], y])
+    assert np.shares_memory(np.frombuffer(found.tensors[0], np.uint8), y)
+
+
+def test_the_size_of_an_answer_is_known_before_the_run():
+    shapes = [(2, 3), (2, 2, 400, 400)]
+    count, most = answer_size(Call(X, (Wanted(0), Wanted(1))), shapes)
+    assert count == 6 + 2 * 2 * 400 * 400
+    worst = np.full(count, -1776749510656.0, np.float32)
+    assert len(as_text(worst)) == most - 1
+    assert answer_size(Call(X, (Wanted(0, binary=True), Wanted(1, binary=True))), shapes) == (0, 0)
+    assert answer_size(Call(X, (Wanted(0, classes=1000),)), shapes)[0] == 6

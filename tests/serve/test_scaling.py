@@ -159,7 +159,7 @@ def test_a_day():
 
 
 def test_options_from_a_command_line_and_from_a_file():
-    typed = {"model": ["a.apm", "b=x/b.apm"], "slo": 0.05, "bits": 4, "busy": 0.5, "num_cpus": 1}
+    typed = {"model": ["a.apm", "b=x/b.apm"], "slo": "50ms", "bits": 4, "busy": 0.5, "num_cpus": 1}
     words = {
         "model": "a.apm,b=x/b.apm",
         "slo": "50ms",
@@ -178,6 +178,7 @@ def test_options_from_a_command_line_and_from_a_file():
         ({}, "no model is given"),
         ({"model": "a.apm", "slow": "1"}, "slow='1' is no option of the Ray application; there are model, slo"),
         ({"model": "a.apm", "slo": "fast"}, "slo='fast' cannot be: 'fast' is not a time"),
+        ({"model": "a.apm", "slo": 50}, "slo=50 cannot be: '50' has no unit; write 50ms or 50s"),
         ({"model": "a.apm", "num_cpus": "many"}, "num_cpus='many' cannot be"),
         ({"model": "a.apm", "busy": "1.5"}, "busy='1.5' cannot be: 1.5 is not a share"),
         ({"model": "a.apm", "policy": "greedy"}, "choose one of adaptive, accuracy"),

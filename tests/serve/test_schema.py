@@ -36,7 +36,7 @@ def locked_address(model_path):
     with running(
         {"net": model_path}, bounds=Bounds(body=1 << 20, json=1 << 18), keys=read_keys(environ=KEYS)
     ) as server:
-        assert ask(server.port, "GET", "/openapi.json").json == locked.raw_schema
+        assert ask(server.port, "GET", "/openapi.json", x_api_key="a" * 16).json == locked.raw_schema
         yield f"http://127.0.0.1:{server.port}"
 
 

@@ -114,7 +114,7 @@ def test_pin_gives_http_a_core_of_its_own(model_path, monkeypatch, capsys):
     """Threads that run a model share no core with the one that answers, also those of a model loaded later."""
     ours = os.sched_getaffinity(0)
     if len(ours) > 1:
-        with process(str(model_path), "--pin", "--warm-up", "10ms") as (child, port):
+        with process(str(model_path), "--pin", "--warm-up", "10ms", "--local-control") as (child, port):
             assert ask(port, "POST", "/v2/repository/models/net/load").status == 200
             (http,) = os.sched_getaffinity(child.pid)
             threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
@@ -251,7 +251,7 @@ def test_a_delay_for_balancers(model_path):
 def test_a_request_that_never_ends_does_not_hold_up_the_end_for_ever(model_path):
     with running({"net": model_path}, ending=Ending(timeout_s=0.5)) as found:
         with socket.create_connection(("127.0.0.1", found.port)) as client:
-            client.sendall(b"POST /v2/models/net/infer HTTP/1.1\r\ncontent-length: 100\r\n\r\n{")
+            client.sendall(b"POST /v2/models/net/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             wait_for(lambda: found.server.server_state.tasks)
             found.stop()
         assert found.server.unanswered == 1
@@ -287,3 +287,38 @@ def test_tls(model_path, certificate):
         with socket.create_connection(("127.0.0.1", found.port)) as client:
             client.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
             assert b"200" not in client.recv(1000)
+
+
+def test_handshakes_that_are_never_finished_take_no_place_from_others(model_path, certificate):
+    """They are as many open files, and asyncio's own server does not tell of them."""
+    cert, key = certificate
+    patience = Patience(connections=20, per_address=10)
+    with running({"net": model_path}, tls=Tls(str(cert), str(key)), patience=patience) as found:
+        trusting = ssl.create_default_context(cafile=str(cert))
+        silent = []
+        try:
+            for raw in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n") * 30:
+                client = socket.create_connection(("127.0.0.1", found.port))
+                client.sendall(raw)
+                silent.append(client)
+            for _ in range(3):
+                connection = http.client.HTTPSConnection("127.0.0.1", found.port, context=trusting, timeout=20)
+                assert infer(found.port, images(1), connection=connection).status == 200
+                connection.close()
+            (acceptor,) = found.server.servers
+            wait_for(lambda: len(acceptor.handshakes) <= 10)
+            assert len(found.server.table.seated) <= 10
+        finally:
+            for client in silent:
+                client.close()
+        wait_for(lambda: not found.server.table.seated and not acceptor.handshakes)
+
+
+def test_the_end_does_not_wait_for_handshakes(model_path, certificate):
+    cert, key = certificate
+    with running({"net": model_path}, tls=Tls(str(cert), str(key))) as found:
+        with socket.create_connection(("127.0.0.1", found.port)):
+            wait_for(lambda: found.server.table.seated)
+            started = time.monotonic()
+            found.stop()
+        assert time.monotonic() - started < 8 and found.server.unanswered == 0

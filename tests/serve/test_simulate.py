@@ -148,6 +148,7 @@ def test_servers_come_when_they_are_needed_and_go_when_they_are_not():
     assert 1 < scaled.record()["servers"] < 3
 
 
+@pytest.mark.slow
 def test_how_many_servers_a_load_needs():
     times = poisson(1000, 1, 1)
     tried = []

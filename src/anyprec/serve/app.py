@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
+from anyprec.preprocessing import MAX_PIXELS
+from anyprec.serve.answers import check_answer, send_answer
 from anyprec.serve.exchange import (
-    BINARY,
     CLOSE,
     DISCARD_S,
     GONE,
@@ -35,15 +36,18 @@ from anyprec.serve.exchange import (
     discard,
     disconnected,
     inflate,
+    is_forwarded,
     key_of,
     length_header,
     to_json,
 )  # fmt: skip
-from anyprec.serve.keys import Keys
+from anyprec.serve.gauges import ModelGauges
+from anyprec.serve.keys import OWNER, Keys
 from anyprec.serve.logs import log
-from anyprec.serve.metrics import Metrics
+from anyprec.serve.metrics import Metrics, ServedRun
 from anyprec.serve.models import VERSION, Loaded, MakeScheduler, Models, Settings, make_scheduler
-from anyprec.serve.protocol import Call, Refusal, read_call, write_answer
+from anyprec.serve.protocol import Call, Refusal
+from anyprec.serve.readers import Readers
 from anyprec.serve.scheduler import Answer, Done, Outcome, Request, Scheduler
 
 T = TypeVar("T")
@@ -56,9 +60,11 @@ class Bounds:
     body: int = 16 << 20  # bytes, after decompression too
     json: int = 4 << 20  # bytes of JSON: parsing holds up everybody else, 30 to 60 ms a MB
     held: int = 512 << 20  # bytes of all bodies at once
-    image_pixels: int = 40_000_000
-    aside: int = 64  # images and compressed bodies that wait for a thread
+    image_pixels: int = MAX_PIXELS
+    image_s: float = 5.0  # to decode a posted image
+    aside: int = 64  # compressed bodies that wait for a thread
     streams: int = 64  # pages that watch
+    answer_json: int = 64 << 20  # bytes of numbers in an answer, as JSON
 
 
 class Outbox:
@@ -82,7 +88,7 @@ Handler = Callable[["App", Http], Awaitable[None]]
 
 
 class App:
-    """`local`: only this machine can reach the server, so that control needs no key of its own."""
+    """`local`: requests that seem to come from this machine may control without a key, as long as there are none."""
 
     def __init__(
         self,
@@ -104,13 +110,18 @@ class App:
         self.held = 0  # bytes of bodies in memory
         self.aside = 0  # jobs handed to the pool
         self.streams = 0
+        # Gives up unfinished bodies for others; the server knows which (connection_table.py).
+        self.make_room: Callable[[int, int, str], bool] = lambda size, bound, asking: False
+        self._looked = 0  # the second in which `look` last did
         self.pool = ThreadPoolExecutor(2, "anyprec-aside")
+        self.readers = Readers(self.bounds.image_s, metrics.killed.inc)
+        self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # large answers become JSON here, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
         self.find = routes.Routes(static.read_files()).find
         for served in models:
             metrics.add_model(served.name)
-        metrics.collect_from(self._scheduler_numbers)
+        ModelGauges(models, metrics)
 
     def start(self) -> None:
         """On the event loop that will serve."""
@@ -119,17 +130,17 @@ class App:
     def next_id(self) -> bytes:
         return b"%s-%x" % (self._boot.encode(), next(self._ids))
 
-    def _scheduler_numbers(self) -> Any:
+    def look(self) -> None:
+        """What the log is told of at most once a second: overloads, and widths that change."""
+        now = time.time()
+        if int(now) == self._looked:
+            return
+        self._looked = int(now)
         for served in self.models:
-            ready = served.now is not None
-            numbers: dict[str, Any] = {"model_ready": ready, "model_loads": served.loads}
+            name = served.name
+            self.metrics.overloads[name].look(now, self.metrics.recent[name].over(now))
             if served.now is not None:
-                stats = served.now.scheduler.stats()
-                numbers["queue_requests"] = stats["queue"]["requests"]
-                numbers["queue_images"] = stats["queue"]["images"]
-                numbers["attainment_ratio"] = stats["window"]["attainment"]
-                numbers["slo_seconds"] = self.models.settings.slo_s
-            yield served.name, numbers
+                self.metrics.precisions[name].look(now, served.now.scheduler.precision)
 
     # --- every request ---
 
@@ -159,7 +170,7 @@ class App:
             await http.respond_json({"error": f"internal error; request {http.id.decode()}"}, 500)
         finally:
             self.held -= http.held
-            self.metrics.finished(http.name if http.served else "", http.status)
+            self._count(http)
             if self.log_requests:
                 self._log(http)
 
@@ -176,8 +187,6 @@ class App:
             body["retry_after_ms"] = round(1e3 * after, 1)
         elif isinstance(error, Expired):
             status = 504
-        if http.served is not None and status in (429, 503, 504):
-            self.metrics.refused(http.name)
         if http.sent:
             raise error
         if not http.discard:
@@ -188,6 +197,14 @@ class App:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(discard(http.receive), DISCARD_S)
         await http.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _count(self, http: Http) -> None:
+        """What became of a request, once its answer is on its way: reading, waiting, running and sending are all in."""
+        self.metrics.finished(http.name if http.served else "", http.status)
+        if http.inference:
+            now = time.monotonic()
+            self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
+            self.look()
 
     def _log(self, http: Http) -> None:
         fields: dict[str, Any] = {
@@ -215,30 +232,37 @@ class App:
 
     def close(self, timeout_s: float | None = 30.0) -> None:
         self.models.close(timeout_s)
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.readers.close()
+        for pool in (self.pool, self.writers):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # --- who may ---
 
     def authorise(self, http: Http, control: bool) -> None:
         keys = self.keys
-        http.caller = caller = keys.caller(key_of(http.headers))
+        own = http.by_socket and not is_forwarded(http.headers)
+        http.caller = caller = OWNER if own else keys.caller(key_of(http.headers))
         if keys.api and caller.name is None:
             raise unauthorised()
-        if not control:
+        if not control or caller.control:
             return
         if keys.control:
             if caller.name is None:
                 raise unauthorised()
-            if not caller.control:
-                raise Refusal(403, "this needs a control key, and the key given is not one")
-            return
-        if not self.local:
-            raise Refusal(403, "control is closed: the server has no control key (--control-key-file)")
-        # Without keys, a web page elsewhere must not reach the controls through this machine's browser.
+            raise Refusal(403, "this needs a control key, and the key given is not one")
+        if keys.api or not self.local:
+            raise Refusal(
+                403, "control is closed here: start the server with --control-key-file or --control-socket"
+                + ("" if keys.api else ", or on your own machine with --local-control"),
+            )  # fmt: skip
+        # Without keys, neither a proxy's clients nor a web page elsewhere may pass for this machine's own programs.
         host = http.headers.get(b"host", b"").decode("latin-1")
         origin = http.headers.get(b"origin")
-        if not LOCAL_HOST.fullmatch(host) or (origin and origin.decode("latin-1").partition("://")[2] != host):
-            raise Refusal(403, "control without a key is for pages and programs of this machine alone")
+        other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host
+        if is_forwarded(http.headers) or not LOCAL_HOST.fullmatch(host) or other_page:
+            raise Refusal(
+                403, "control without a key is for pages and programs of this machine alone, and not by way of a proxy"
+            )
 
     # --- bodies ---
 
@@ -249,42 +273,46 @@ class App:
         self.held += size
         http.held += size
 
+    async def hold_more(self, http: Http, size: int) -> None:
+        """Where memory is short, unfinished bodies that come too slowly make way."""
+        asking = getattr(http.cycle, "address", "")
+        if self.held + size > self.bounds.held and self.make_room(size, self.bounds.held, asking):
+            for _ in range(20):  # their tasks end within a few turns of the loop
+                if self.held + size <= self.bounds.held:
+                    break
+                await asyncio.sleep(0)
+        self.hold(http, size)
+
     async def body(self, http: Http) -> bytes:
-        """The whole body, decompressed."""
+        """The whole body, decompressed. Bytes count when they have come: a length that is declared reserves nothing."""
         most = self.bounds.body
         declared = http.headers.get(b"content-length")
-        size = int(declared) if declared is not None and declared.isdigit() else 0
-        if size > most:
+        if declared is not None and declared.isdigit() and int(declared) > most:
             http.discard = True
-            raise Refusal(413, f"the body has {size:,} bytes; at most {most:,} are taken")
-        self.hold(http, size)
-        message = await http.receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            body = await self._rest(http, body, size)
-        elif len(body) > size:
-            self.hold(http, len(body) - size)
+            raise Refusal(413, f"the body has {int(declared):,} bytes; at most {most:,} are taken")
+        body = await self._receive(http)
         encoding = http.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             body = await self._decompress(http, body, encoding.strip().lower())
         return body
 
-    async def _rest(self, http: Http, first: bytes, reserved: int) -> bytes:
-        whole = bytearray(first)
+    async def _receive(self, http: Http) -> bytes:
+        whole: bytes | bytearray = b""
         while True:
             message = await http.receive()
             if message["type"] == "http.disconnect":
                 raise Gone
-            whole += message.get("body", b"")
-            if len(whole) > self.bounds.body:
-                http.discard = bool(message.get("more_body"))
+            piece: bytes = message.get("body", b"")
+            more = bool(message.get("more_body"))
+            if len(whole) + len(piece) > self.bounds.body:
+                http.discard = more
                 raise Refusal(413, f"the body has over {self.bounds.body:,} bytes, more than are taken")
-            if len(whole) > reserved:  # no length was declared
-                self.hold(http, len(whole) - reserved)
-                reserved = len(whole)
-            if not message.get("more_body"):
+            await self.hold_more(http, len(piece))
+            if not whole and not more:
+                return piece
+            whole = whole or bytearray()
+            whole += piece
+            if not more:
                 return bytes(whole)
 
     async def _decompress(self, http: Http, body: bytes, encoding: bytes) -> bytes:
@@ -297,7 +325,7 @@ class App:
     async def in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         """Work that would hold up the loop, in one of the pool's threads."""
         if self.aside >= self.bounds.aside:
-            raise Overloaded("too many images and compressed bodies at once; try again", retry_after=1.0)
+            raise Overloaded("too many compressed bodies at once; try again", retry_after=1.0)
         self.aside += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
@@ -334,7 +362,8 @@ class App:
             )
 
         async def answer_by(loaded: Loaded) -> tuple[Loaded, Call, Answer]:
-            call = read_call(body, header_length, loaded.signature)
+            call = await self.readers.call(body, header_length, loaded.signature)
+            check_answer(self, http, call, loaded)
             return loaded, call, await self.run(http, loaded.scheduler, request_of(self, http, call, arrived))
 
         loaded, call, answer = await self.by_current(http, answer_by)
@@ -350,12 +379,7 @@ class App:
                 "batch": answer.batch,
             },
         }
-        raw, json_length = write_answer(about, call, loaded.signature, answer.outputs)
-        if json_length is None:
-            await http.respond(200, raw)
-        else:
-            length = (b"inference-header-content-length", b"%d" % json_length)
-            await http.respond(200, raw, BINARY, (length,))
+        await send_answer(self, http, about, call, loaded.signature, answer.outputs)
 
     async def run(self, http: Http, scheduler: Scheduler, request: Request) -> Answer:
         """Wait for a request's answer; a client that goes away takes its request out of the queue."""
@@ -370,6 +394,7 @@ class App:
                 scheduler.cancel(request)
                 future.set_result(Gone())
 
+        http.deadline = request.deadline
         scheduler.submit(request, done)
         watch = None
         if http.cycle is not None:
@@ -394,10 +419,7 @@ class App:
             raise outcome
         now = time.monotonic()
         http.bits, http.latency_s = outcome.bits, now - request.arrived
-        self.metrics.answered(
-            http.name, outcome.bits, http.latency_s, outcome.queue_s, outcome.run_s, outcome.batch, request.images,
-            now <= request.deadline,
-        )  # fmt: skip
+        http.runs.append(ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images))
         return outcome
 
 

@@ -12,20 +12,21 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anyprec.arguments import delay, duration
-from anyprec.errors import ArrivalsError, MissingExtra, ServeError
-from anyprec.format.cli_inspect import table
+from anyprec.arguments import delay, duration, real, seed, span, whole
+from anyprec.errors import ArrivalsError, ServeError
+from anyprec.files import write_text
 from anyprec.load import arrivals
 from anyprec.progress import Progress
+from anyprec.run.cli_bench import check_picture
 from anyprec.serve import capacity
 from anyprec.serve.latency import LatencyTable, read_table
 from anyprec.serve.queue import Limits
 from anyprec.serve.simulate import BALANCES, QUIET, Autoscale, Noise, Result, Setup, Simulation, simulate
+from anyprec.tables import table
 
 GRID = "0.5,0.8,1,1.5,2,3@1,2,4,8"
 HEAD = (
@@ -43,7 +44,9 @@ HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file (.apm), which is timed first, or a latency table (.json)")
+    parser.add_argument(
+        "model", help="a model (.apm, or a name of `anyprec models`), which is timed first, or a latency table (.json)"
+    )
     parser.add_argument(
         "--arrivals",
         default="poisson:100",
@@ -51,27 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: poisson:100)",
     )
     parser.add_argument(
-        "--seconds", type=duration, default=60.0, help="how long, in simulated time (default: 60s; not for steps)"
+        "--seconds", type=span, default=60.0, help="how long, in simulated time (default: 60s; not for steps)"
     )
     parser.add_argument("--slo", default="50ms", help="latency target: 50ms, or 3x for three times the widest width")
     parser.add_argument(
         "--policy", default="adaptive", help="one or more of adaptive, accuracy, 8, 4, ... (default: adaptive)"
     )
-    parser.add_argument("--servers", type=int, default=1, help="replicas behind a balancer (default: 1)")
-    parser.add_argument("--engines", type=int, default=1, help="engine threads of each (default: 1)")
+    parser.add_argument("--servers", type=whole(1, 10_000), default=1, help="replicas behind a balancer (default: 1)")
+    parser.add_argument("--engines", type=whole(1, 1024), default=1, help="engine threads of each (default: 1)")
     parser.add_argument("--balance", choices=BALANCES, default="two", help="two: the better of two at random (default)")
     parser.add_argument("--autoscale", metavar="MIN-MAX", help="let servers come and go between these numbers")
     parser.add_argument("--starts-in", type=delay, default=30.0, help="time a new server takes to start (default: 30s)")
-    parser.add_argument("--fail", type=moments, metavar="S,S", default=(), help="seconds at which a server dies")
-    parser.add_argument("--max-batch", type=int, default=32, help="images a batch (default: 32)")
+    parser.add_argument("--fail", type=moments, metavar="TIME,TIME", default=(), help="when a server dies: 10s,30s")
+    parser.add_argument("--max-batch", type=whole(1, 4096), default=32, help="images a batch (default: 32)")
     parser.add_argument(
         "--margin", type=delay, help="kept back from each deadline (default: a tenth of the SLO, at most 5ms)"
     )
     parser.add_argument("--quiet", action="store_true", help="no network, no jitter, no hiccups")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--find-servers", type=float, metavar="PERCENT", help="fewest servers with so many in time")
-    parser.add_argument("--accuracy", type=float, help="with --find-servers: mean accuracy to be kept, in percent")
-    parser.add_argument("--find-rate", type=float, metavar="PERCENT", help="highest load with so many in time")
+    parser.add_argument("--seed", type=seed, default=0, help="of arrivals and jitter (default: 0)")
+    parser.add_argument("--find-servers", type=real, metavar="PERCENT", help="fewest servers with so many in time")
+    parser.add_argument("--accuracy", type=real, help="with --find-servers: mean accuracy to be kept, in percent")
+    parser.add_argument("--find-rate", type=real, metavar="PERCENT", help="highest load with so many in time")
     parser.add_argument(
         "--grid",
         nargs="?",
@@ -79,14 +82,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOADS@CV2S",
         help=f"compare policies over loads (times what the widest width alone holds) and bursts (default: {GRID})",
     )
-    parser.add_argument("--requests", type=int, default=20_000, help="of each cell of --grid, each try of --find-rate")
-    parser.add_argument("--threads", type=int, default=1, help="threads a call, when a model is timed (default: 1)")
+    parser.add_argument(
+        "--requests", type=whole(1, 100_000_000), default=20_000, help="of each cell of --grid, each try of --find-rate"
+    )
+    parser.add_argument(
+        "--threads", type=whole(1, 1024), default=1, help="threads a call, when a model is timed (default: 1)"
+    )
     parser.add_argument("--save-table", metavar="FILE.json", help="keep the measured latency table")
     parser.add_argument("--picture", metavar="FILE.png", help="load, widths and latency over time (needs Matplotlib)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.picture:
+        check_picture(args.picture)
     times, accuracies = read(args)
     setup = setup_of(args, times, accuracies)
     policies = [policy_of(name) for name in args.policy.split(",")]
@@ -113,7 +122,7 @@ def read(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[st
         times, accuracies = time_model(args)
     if args.save_table:
         record = {"ms": in_ms(times), "accuracy": accuracies}
-        Path(args.save_table).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(args.save_table, json.dumps(record, indent=2) + "\n")
     return times, accuracies
 
 
@@ -223,6 +232,7 @@ def run_find_rate(
     kind, _, rest = args.arrivals.partition(":")
     if kind not in ("poisson", "gamma"):
         raise ServeError("--find-rate sends poisson or gamma:RATE:CV2 arrivals; their RATE is what it looks for")
+    arrivals.parse(args.arrivals, 1e-6, args.seed)  # refuses a form that cannot be read
     cv2 = float(rest.split(":")[1]) if kind == "gamma" and ":" in rest else 1.0
     rates = {}
     for name, bits in policies:
@@ -275,7 +285,7 @@ def grid_of(text: str) -> tuple[list[float], list[float]]:
         found = [float(x) for x in loads.split(",")], [float(x) for x in (cv2s if at else "1").split(",")]
     except ValueError:
         found = [], []
-    if not found[0] or min(found[0]) <= 0:
+    if not found[0] or not all(0 < x <= 1e6 for x in (*found[0], *found[1])):
         raise ServeError(f"--grid {text!r} is not LOADS@CV2S; write for example {GRID}")
     return found
 
@@ -334,12 +344,7 @@ def table_record(setup: Setup) -> dict[str, Any]:
 
 
 def draw(result: Result, path: str) -> None:
-    try:
-        from anyprec.load.pictures import draw as draw_rows
+    from anyprec.load.pictures import draw as draw_rows
 
-        title = f"{label(result.setup)}, simulated: {100 * result.attainment:.2f} % in time"
-        draw_rows(result.timeline(), 1e3 * result.setup.slo, title, path)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtra("--picture needs Matplotlib: pip install 'anyprec[report]'") from error
+    title = f"{label(result.setup)}, simulated: {100 * result.attainment:.2f} % in time"
+    draw_rows(result.timeline(), 1e3 * result.setup.slo, title, path)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from anyprec.errors import Expired, Overloaded, ServeError, UnsupportedBits
 from anyprec.serve.latency import LatencyTable
 from anyprec.serve.policy import POLICIES, AccuracyFirst, Adaptive, Fixed, Level, Policy, State, levels_of
-from anyprec.serve.queue import Kind, Limits, Queue, Request
+from anyprec.serve.queue import Kind, Limits, Queue, Request, expiry
 
 RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
 MOST_SHAPES = 64  # image sizes with a table of their own
@@ -38,6 +38,12 @@ class Work:
     began: float
     ends: float
     table: LatencyTable  # where its time goes, even if another model has come meanwhile
+    gone: set[Request] = field(default_factory=set)  # whose clients went away while it ran
+
+    @property
+    def expires(self) -> float:
+        """When nobody wants its answers any more."""
+        return max(expiry(request) for request in self.requests)
 
 
 class Rate:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyprec.errors import InputError
 from anyprec.progress import Progress
+from anyprec.run.model import CancelToken, all_finite
 from anyprec.serve.latency import LatencyTable, measure
 
 MEASURED = 2.0  # times the SLO: batches that take longer are not timed
@@ -35,7 +36,14 @@ class Model(Protocol):
 
     def accuracy(self, bits: int | str | None = None) -> float | None: ...
 
-    def __call__(self, x: np.ndarray, bits: int | str | None = None, *, threads: int | None = None) -> Any: ...
+    def __call__(
+        self,
+        x: np.ndarray,
+        bits: int | str | None = None,
+        *,
+        threads: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Any: ...
 
 
 def time_model(
@@ -85,3 +93,5 @@ def check_fits(model: Model, x: np.ndarray) -> None:
         raise InputError(f"input has shape {x.shape}; this model takes (n, {text}), {model.layout}")
     if x.dtype == np.uint8 and not model.takes_uint8:
         raise InputError("input is uint8; this model does not say how bytes become floats: give float32")
+    if not all_finite(x):  # here, for requests of others share the batch
+        raise InputError("the input has NaN or infinity in it; repair the images first")

@@ -10,10 +10,11 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from anyprec.serve.keys import Caller
+from anyprec.serve.metrics import ServedRun
 from anyprec.serve.models import Served
 from anyprec.serve.protocol import Refusal
 
@@ -28,6 +29,7 @@ CLOSE: Header = (b"connection", b"close")
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 DISCARD_S, DISCARD_BYTES = 2.0, 1 << 28  # what is still read of a refused body, so that its client sees why
+FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
 GONE = 499  # how a client that went away is counted; nothing is sent
 
 
@@ -47,6 +49,7 @@ class Http:
         self.id = given if given is not None and REQUEST_ID.fullmatch(given) else fresh_id
         # Our own connection (connection.py) tells when the request was complete and when the client is gone.
         self.cycle = (scope.get("extensions") or {}).get("anyprec")
+        self.by_socket: bool = getattr(self.cycle, "control", False)  # the control socket
         self.caller: Caller | None = None
         self.name = ""  # the model in the path
         self.served: Served | None = None
@@ -54,6 +57,10 @@ class Http:
         self.status = 0
         self.sent = False
         self.discard = False  # an unread body follows a refusal
+        self.inference = False  # counts for what the page and the metrics say of answers in time
+        self.came: float | None = None
+        self.deadline = math.inf
+        self.runs: list[ServedRun] = []
         self.bits: int | str | None = None
         self.latency_s: float | None = None
 
@@ -66,9 +73,11 @@ class Http:
         return address[0] if address else ""
 
     def arrived(self) -> float:
-        """When the last byte of the request came."""
-        stamp = getattr(self.cycle, "arrived", None)
-        return time.monotonic() if stamp is None else stamp
+        """When the last byte of the request came; first asked for when the body is read."""
+        if self.came is None:
+            stamp: float | None = getattr(self.cycle, "arrived", None)
+            self.came = time.monotonic() if stamp is None else stamp
+        return self.came
 
     async def respond(
         self, status: int, body: bytes, kind: Header = JSON, headers: tuple[Header, ...] = (), more: bool = False
@@ -84,8 +93,29 @@ class Http:
         )
         await self.send({"type": "http.response.body", "body": body, "more_body": more})
 
+    async def respond_pieces(
+        self, pieces: AsyncIterator[bytes | memoryview], kind: Header, headers: tuple[Header, ...] = ()
+    ) -> None:
+        """200, piece by piece as the client takes them: an answer of any length needs no more memory than a piece.
+
+        Without a content-length among `headers` it is sent in chunks.
+        """
+        self.status, self.sent = 200, True
+        start = [kind, (b"x-request-id", self.id), *headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": start})
+        async for piece in pieces:
+            if getattr(self.cycle, "disconnected", False):
+                raise Gone
+            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def respond_json(self, value: Any, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
         await self.respond(status, to_json(value), JSON, headers)
+
+
+def is_forwarded(headers: Mapping[bytes, bytes]) -> bool:
+    """A proxy says so: whoever asks may be anywhere."""
+    return any(name in FORWARDING or name.startswith(b"x-forwarded-") for name in headers)
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> bytes | None:

@@ -29,6 +29,9 @@ class Caller:
     control: bool
 
 
+OWNER = Caller("control-socket", True)  # who can open the socket's file is the server's own user, or root
+
+
 @dataclass(frozen=True)
 class Keys:
     """Whoever holds a control key may call, too."""

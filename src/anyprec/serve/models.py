@@ -1,7 +1,8 @@
 """The models of one server: paths in; loaded models with their schedulers out, renewed when a file is replaced.
 
-A new file is opened and verified beside the old one; only if it is whole does it take over. Requests that were accepted
-before are answered. Called by cli_serve.py, and by app.py for every request; everything slow runs in other threads.
+A new file is opened and verified beside the old one; only if it is whole does it take over. What is loaded is a copy in
+memory: a file rewritten, cut or deleted in place changes no answer. Requests that were accepted before are answered.
+Called by cli_serve.py, and by app.py for every request; everything slow runs in other threads.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anyprec.errors import AnyprecError, ServeError, TruncatedFile
 from anyprec.format import INPUT, ModelFile
+from anyprec.models.catalog import find
 from anyprec.progress import Progress
 from anyprec.run.model import PackedModel, load
 from anyprec.serve.cores import keep_to
@@ -29,7 +33,8 @@ from anyprec.serve.scheduler import Done, Outcome, Scheduler, call_each
 VERSION = "1"  # the one version a model has: a replaced file takes its place, and URLs with a version keep working
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
-Stamp = tuple[int, int, int, int]  # device, inode, time of change, size
+Stamp = tuple[int, int, int, int, int]  # device, inode, times of the last write and of the last change, size
+GONE: Stamp = (0, 0, 0, 0, 0)  # no file
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,14 @@ class Loaded:
     accuracies: Mapping[str, float | None]
     stamp: Stamp
     since: float  # Unix time
+
+    def output_shapes(self, x: np.ndarray) -> list[tuple[int, ...]]:
+        """Of all outputs, for this input and before it runs."""
+        declared = [tensor.shape[1:] for tensor in self.signature.outputs]
+        if not any(-1 in shape for shape in declared):
+            return [(len(x), *shape) for shape in declared]
+        height, width = x.shape[2:] if self.signature.layout == "NCHW" else x.shape[1:3]
+        return self.model.output_shapes(len(x), height, width)
 
 
 Deliver = Callable[[list[tuple[Done, Outcome]]], None]
@@ -194,9 +207,9 @@ class Models:
                 try:
                     stamp = stamp_of(served.path)
                 except ServeError as error:
-                    if served.refused != (0, 0, 0, 0):
+                    if served.refused != GONE:
                         log.warning("model file gone, still serving it", model=served.name, error=str(error))
-                        served.refused = (0, 0, 0, 0)
+                        served.refused = GONE
                     continue
                 held = served.now.stamp if served.now else None
                 if stamp in (held, served.refused):
@@ -262,6 +275,11 @@ def open_model(path: str, settings: Settings) -> tuple[PackedModel, Signature, S
             verify=True,
         )
         if stamp_of(path) == stamp:
+            if model.takes_uint8 and model.preprocessing is None:
+                log.warning(
+                    "the model file does not say how its training prepared pictures: /classify may answer wrongly",
+                    path=path, pack_again="anyprec pack, or image=anyprec.Preprocessing(...)",
+                )  # fmt: skip
             return model, signature_of(model, shapes, settings), stamp
     raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
 
@@ -271,7 +289,8 @@ def stamp_of(path: str) -> Stamp:
         found = os.stat(path)
     except OSError as error:
         raise ServeError(f"there is no model file {path}: {error.strerror}") from error
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    # ctime too: a program that rewrites a file may set its mtime back (rsync --times does)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> Signature:
@@ -293,6 +312,7 @@ def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]]
         max_batch=settings.limits.max_batch,
         max_pixels=settings.max_pixels,
         image_size=model.image_size,
+        preprocessing=model.preprocessing,
     )
 
 
@@ -306,7 +326,10 @@ def size(value: int | None) -> int:
 
 
 def named_paths(given: Sequence[str]) -> dict[str, str]:
-    """['net.apm', 'small=dir/other.apm'] -> {'net': 'net.apm', 'small': 'dir/other.apm'}."""
+    """['net.apm', 'small=dir/other.apm'] -> {'net': 'net.apm', 'small': 'dir/other.apm'}.
+
+    For a name of `anyprec models`, the path of its file.
+    """
     found: dict[str, str] = {}
     for one in given:
         name, equals, path = one.partition("=")
@@ -318,7 +341,7 @@ def named_paths(given: Sequence[str]) -> dict[str, str]:
             raise ServeError(f"no model can be called 'stats', for /v2/models/stats is all of them; write NAME={path}")
         if name in found:
             raise ServeError(f"two models are called {name!r}; write NAME={path} with another name")
-        found[name] = path
+        found[name] = os.fsdecode(find(path))
     return found
 
 
@@ -338,6 +361,7 @@ def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
             "profiles": list(signature.profiles),
             "accuracy": dict(loaded.accuracies),
             "image_size": None if signature.image_size is None else list(signature.image_size),
+            "preprocessing": None if signature.preprocessing is None else signature.preprocessing.to_dict(),
             "max_batch": signature.max_batch,
             "slo_ms": settings.slo_s * 1e3,
             "labels": len(signature.labels),

@@ -33,9 +33,11 @@ ERRORS = {
 }
 
 
-def describe(names: Sequence[str], keys: bool, control: bool) -> Schema:
-    """names: of the models; keys: whether callers need one; control: whether setting anything needs one of its own."""
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": [*names]}}
+def describe(names: Sequence[str] | None, keys: bool, control: bool) -> Schema:
+    """names: of the models, None: not for this client; keys: whether callers need one; control: whether setting
+    anything needs one of its own."""
+    known = {} if names is None else {"enum": [*names]}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", **known}}
     paths = {
         "/v2": {"get": operation("The server", "Server", (), "serverMetadata")},
         "/v2/health/live": {"get": operation("Whether the process lives", "Health", (), "live", key=False)},
@@ -103,7 +105,7 @@ def model_paths(name: Schema, needs_key: bool) -> dict[str, Schema]:
     ]
     paths: dict[str, Schema] = {
         "": {"get": operation("Inputs, outputs, widths", "Model", gone, "model")},
-        "/ready": {"get": operation("Whether it is loaded", "Health", gone, "modelReady", key=False)},
+        "/ready": {"get": operation("Whether it is loaded", "Health", gone, "modelReady")},
         "/config": {"get": operation("Triton's form of the metadata", "Any", gone, "config")},
         "/stats": {"get": operation("Counts, times, the latency table", "Stats", (404,), "stats")},
         "/infer": {"post": infer},
@@ -125,7 +127,8 @@ def model_paths(name: Schema, needs_key: bool) -> dict[str, Schema]:
     seconds = parameter("seconds", {"type": "integer", "minimum": 1, "maximum": 299}, "how many, default 60")
     recent = operation("The last seconds, for the page", "Live", (400, 404), "recent")
     recent["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    recent["parameters"] = [seconds]
+    window = parameter("window", {"type": "integer", "minimum": 1, "maximum": 299}, "seconds summed up, default 10")
+    recent["parameters"] = [seconds, window]
     recent["responses"]["503"] = response(ERRORS[503], "Error")
     control = operation("Hold a width, or free it", "Precision", (400, 403, 404, 413, 415, 503), "setPrecision")
     control["requestBody"] = json_body(ref("SetPrecision"))
@@ -274,6 +277,8 @@ SCHEMAS: dict[str, Schema] = {
             "state": STRING,
             "time": WHOLE,
             "target_ms": NUMBER,
+            "condition": record({"level": STRING, "words": STRING, "overloaded": {"type": "boolean"}}),
+            "window": {"type": "object"},
             "seconds": array({"type": "object"}),
         }
     ),

@@ -6,10 +6,11 @@ JSON tensors and binary ones (the "binary tensor data" extension), the "classifi
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,6 +18,8 @@ import numpy as np
 
 from anyprec.bits import check_bits
 from anyprec.errors import InputError
+from anyprec.preprocessing import Preprocessing
+from anyprec.run.model import json_numbers
 
 # The protocol's names of the types an engine takes; other floats become float32.
 DTYPES = {"UINT8": "u1", "FP32": "<f4", "FP16": "<f2", "FP64": "<f8"}
@@ -59,6 +62,7 @@ class Signature:
     max_batch: int = 32
     max_pixels: int = 1 << 20  # of one image, where the model leaves the size free
     image_size: tuple[int, int] | None = None  # H, W it was made for, which posted files are brought to
+    preprocessing: Preprocessing | None = None  # how they are; None where the file does not say
 
     @property
     def datatypes(self) -> tuple[str, ...]:
@@ -298,48 +302,84 @@ def read_deadline(parameters: Mapping[str, Any]) -> float | None:
 # --- out ---
 
 
-def write_answer(
-    about: Mapping[str, Any], call: Call, signature: Signature, outputs: Sequence[np.ndarray]
-) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON where binary tensors follow. `about`: name, version, parameters."""
-    records: list[dict[str, Any]] = []
-    tensors: list[bytes] = []
+MOST_DIGITS = 17  # bytes of a number in JSON and its comma (native/json_numbers.h)
+PIECE = 1 << 15  # numbers that become JSON at a time: half a MB
+LABEL_BYTES = 64  # of a label with its score, as a rule
+SMALL = 4096  # numbers or labels of an answer that is written at once, in less than a ms
+
+
+@dataclass(frozen=True)
+class Body:
+    """An answer to be sent: its JSON, in which outputs may still be floats, and binary tensors that follow it."""
+
+    json: list[bytes | np.ndarray]
+    tensors: list[memoryview]
+
+    @property
+    def numbers(self) -> int:
+        """That are still to be written as JSON."""
+        return sum(len(part) for part in self.json if isinstance(part, np.ndarray))
+
+    def pieces(self) -> Iterator[bytes | np.ndarray]:
+        """The JSON, at most PIECE numbers at a time; `as_text` writes them."""
+        for part in self.json:
+            if isinstance(part, bytes):
+                yield part
+                continue
+            for first in range(0, len(part), PIECE):
+                if first:
+                    yield b","
+                yield part[first : first + PIECE]
+
+
+def as_text(piece: bytes | np.ndarray) -> bytes:
+    """Without the GIL where it takes long; null stands for NaN and infinity, which JSON does not have."""
+    return piece if isinstance(piece, bytes) else json_numbers(piece)
+
+
+def answer_size(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Numbers or labels that go out as JSON, and the most bytes they can take there; `shapes`: of all outputs."""
+    numbers = labels = 0
     for one in call.wanted:
-        name, y = signature.outputs[one.number].name, outputs[one.number]
-        datatype: str = "FP32"
-        raw: bytes | None = None
         if one.classes:
-            datatype, texts = "BYTES", classified(y, one.classes, signature.labels)
-            shape = [len(texts), len(texts[0])]
-            data: Any = [text for row in texts for text in row]
-            if one.binary:
-                raw = b"".join(length_first(text) for text in data)
-        else:
-            shape = list(y.shape)
-            if one.binary:
-                raw = y.astype("<f4", copy=False).tobytes()
-            else:
-                data = numbers(y)
-        record: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
-        if raw is None:
-            record["data"] = data
-        else:
-            record["parameters"] = {"binary_data_size": len(raw)}
-            tensors.append(raw)
-        records.append(record)
-    whole = {**about, "outputs": records}
-    if call.id is not None:
-        whole["id"] = call.id
-    head = json.dumps(whole, separators=(",", ":")).encode()
-    return (b"".join([head, *tensors]), len(head)) if tensors else (head, None)
+            labels += shapes[one.number][0] * min(one.classes, shapes[one.number][1])
+        elif not one.binary:
+            numbers += math.prod(shapes[one.number])
+    return numbers + labels, MOST_DIGITS * numbers + LABEL_BYTES * labels
 
 
-def numbers(y: np.ndarray) -> list[float | None]:
-    """Flat; null stands for NaN and infinity, which JSON does not have."""
-    flat: list[float | None] = y.ravel().tolist()
-    if not np.isfinite(y).all():
-        flat = [value if value is not None and math.isfinite(value) else None for value in flat]
-    return flat
+def write_answer(about: Mapping[str, Any], call: Call, signature: Signature, outputs: Sequence[np.ndarray]) -> Body:
+    """`about`: name, version, parameters."""
+    head = dict(about) if call.id is None else {**about, "id": call.id}
+    json_parts: list[bytes | np.ndarray] = [compact(head)[:-1] + b',"outputs":[']
+    tensors: list[memoryview] = []
+    for number, one in enumerate(call.wanted):
+        y = np.ascontiguousarray(outputs[one.number], "<f4")
+        texts = classified(y, one.classes, signature.labels) if one.classes else None
+        record: dict[str, Any] = {"name": signature.outputs[one.number].name}
+        record["datatype"] = "FP32" if texts is None else "BYTES"
+        record["shape"] = list(y.shape) if texts is None else [len(texts), len(texts[0])]
+        if one.binary:
+            labels = None if texts is None else b"".join(map(length_first, itertools.chain(*texts)))
+            tensors.append(memoryview(y.data if labels is None else labels).cast("B"))
+            record["parameters"] = {"binary_data_size": len(tensors[-1])}
+            json_parts.append((b"," if number else b"") + compact(record))
+        else:
+            json_parts.append((b"," if number else b"") + compact(record)[:-1] + b',"data":[')
+            json_parts += [y.reshape(-1)] if texts is None else label_text(texts)
+            json_parts.append(b"]}")
+    json_parts.append(b"]}")
+    return Body(json_parts, tensors)
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def label_text(rows: Sequence[Sequence[str]]) -> list[bytes]:
+    """A row at a time: json.dumps lets no other thread run meanwhile."""
+    texts = [compact(row)[1:-1] for row in rows]
+    return [text if number == 0 else b"," + text for number, text in enumerate(texts)]
 
 
 def classified(y: np.ndarray, count: int, labels: Sequence[str]) -> list[list[str]]:

@@ -92,6 +92,7 @@ class Replica:
         keys = Keys(api=read_keys(options.api_key_file).api)
         # Not `app`: Ray mixes a class with that name in.
         self.application = make_app(named_paths(options.model), settings, keys=keys, make=self.make_scheduler)
+        self.application.readers.start()
         self.application.models.load_all()
         self.application.models.watch()
         self.door = FrontDoor(self.application, self.name)

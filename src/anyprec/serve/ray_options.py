@@ -86,7 +86,7 @@ CHOICES = {"policy": ("adaptive", "accuracy"), "layout": LAYOUTS}
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Strings from the command line, or values from YAML: `slo: 0.05` and `slo: 50ms` are the same."""
+    """Strings from the command line, or values from YAML. Times need a unit in both: `slo: 50ms`."""
     names = [field.name for field in fields(Options)]
     found: dict[str, Any] = {}
     for name, value in given.items():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -14,12 +15,15 @@ from urllib.parse import parse_qs
 
 from anyprec import __version__
 from anyprec.errors import InputError, Overloaded
-from anyprec.serve.exchange import Http
-from anyprec.serve.images import labelled, read_image
-from anyprec.serve.metrics import KEEP
+from anyprec.run.labels import labelled
+from anyprec.serve.answers import written
+from anyprec.serve.condition import verdict
+from anyprec.serve.exchange import Http, key_of, to_json
+from anyprec.serve.logs import log
 from anyprec.serve.models import VERSION, Loaded, Served, metadata, triton_config
 from anyprec.serve.openapi import describe
-from anyprec.serve.protocol import LONGEST_S, Refusal, parse_json, read_bits, read_min_bits
+from anyprec.serve.protocol import LONGEST_S, SMALL, Refusal, parse_json, read_bits, read_min_bits
+from anyprec.serve.recent import KEEP, WINDOW, window_record
 from anyprec.serve.scheduler import Request
 from anyprec.serve.static import File
 
@@ -50,7 +54,7 @@ class Routes:
         self.model: dict[str, dict[str, tuple[Handler, bool | None]]] = {
             "infer": {"POST": (infer, key)},
             "": {"GET": (model_metadata, key)},
-            "ready": {"GET": (model_ready, open_)},
+            "ready": {"GET": (model_ready, key)},  # or names of models could be guessed
             "config": {"GET": (model_config, key)},
             "stats": {"GET": (model_stats, key)},
             "classify": {"POST": (classify, key)},
@@ -165,22 +169,30 @@ async def prometheus(app: App, http: Http) -> None:
 
 
 async def openapi(app: App, http: Http) -> None:
-    await http.respond_json(described(app))
+    """Open to all; the names of models only to those who may call them."""
+    keys = app.keys
+    may_know = not keys.api or keys.caller(key_of(http.headers)).name is not None
+    names = tuple(served.name for served in app.models) if may_know else None
+    await http.respond(200, description(names, bool(keys.api), bool(keys.api or keys.control)))
 
 
-def described(app: App) -> dict[str, Any]:
-    return describe([served.name for served in app.models], bool(app.keys.api), bool(app.keys.control))
+@functools.lru_cache(maxsize=8)
+def description(names: tuple[str, ...] | None, keys: bool, control: bool) -> bytes:
+    """Kept: making it takes over 1 ms, and anybody may ask for it."""
+    return to_json(describe(names, keys, control))
 
 
 # --- inference ---
 
 
 async def infer(app: App, http: Http) -> None:
+    http.inference = True
     await app.infer(http)
 
 
 async def classify(app: App, http: Http) -> None:
     """A posted JPEG or PNG: labels with scores, at one width or at every one."""
+    http.inference = True
     app.loaded(http)
     query = query_of(http, "bits", "min_bits", "deadline_ms", "top")
     top = whole_number(query, "top", TOP, 1, 1000)
@@ -198,7 +210,9 @@ async def classified(
     bits = None if every else read_bits(query.get("bits"), signature)
     least = read_min_bits(whole_number(query, "min_bits", 1, 1, 32), bits, signature)
     within = seconds(query, "deadline_ms") or (ALL_WIDTHS_S if every else app.models.settings.slo_s)
-    x = await app.in_pool(read_image, body, signature, app.bounds.image_pixels)
+    settings = app.models.settings
+    until = arrived + within + settings.limits.grace * settings.slo_s  # as long as an answer would be given
+    x = await app.readers.image(body, signature, app.bounds.image_pixels, until)
     results = []
     for width in signature.profiles if every else (bits,):
         if every:
@@ -212,6 +226,8 @@ async def classified(
             arrived=arrived,
         )
         answer = await app.run(http, loaded.scheduler, request)
+        y = answer.outputs[0][0]
+        labels = await written(app, y.size <= SMALL, labelled, y, signature.labels, top, signature.layout)
         results.append(
             {
                 "bits": answer.bits,
@@ -220,7 +236,7 @@ async def classified(
                 "queue_ms": round(1e3 * answer.queue_s, 4),
                 "latency_ms": round(1e3 * (http.latency_s or 0.0), 4),
                 "batch": answer.batch,
-                "labels": labelled(answer.outputs[0][0], signature.labels, top, signature.layout),
+                "labels": labels,
             }
         )
     return results
@@ -267,10 +283,11 @@ def seconds(query: Mapping[str, str], name: str) -> float | None:
 
 async def recent(app: App, http: Http) -> None:
     """The last seconds, as JSON; a client that accepts text/event-stream gets every further second as it ends."""
-    query = query_of(http, "seconds")
+    query = query_of(http, "seconds", "window")
     count = whole_number(query, "seconds", 60, 1, KEEP - 1)
+    window_s = whole_number(query, "window", WINDOW, 1, KEEP - 1)
     if b"text/event-stream" not in http.headers.get(b"accept", b""):
-        await http.respond_json(seen(app, http, count))
+        await http.respond_json(seen(app, http, count, window_s))
         return
     if app.streams >= app.bounds.streams:
         raise Overloaded("as many clients watch as may; ask without text/event-stream", retry_after=5.0)
@@ -280,7 +297,7 @@ async def recent(app: App, http: Http) -> None:
         headers = [STREAM, (b"cache-control", b"no-store"), (b"x-request-id", http.id)]
         await http.send({"type": "http.response.start", "status": 200, "headers": headers})
         while not app.draining:
-            event = b"data: " + json.dumps(seen(app, http, count)).encode() + b"\n\n"
+            event = b"data: " + json.dumps(seen(app, http, count, window_s)).encode() + b"\n\n"
             await http.send({"type": "http.response.body", "body": event, "more_body": True})
             count = 1
             if await is_gone(http, 1.0 - time.time() % 1.0 + 0.02):
@@ -304,24 +321,32 @@ async def is_gone(http: Http, within_s: float) -> bool:
     return False
 
 
-def seen(app: App, http: Http, count: int) -> dict[str, Any]:
+def seen(app: App, http: Http, count: int, window_s: int) -> dict[str, Any]:
     served = model_of(http)
     loaded = served.now
     now = time.time()
     accuracies = {} if loaded is None else loaded.accuracies
+    recent = app.metrics.recent[served.name]
+    total = recent.over(now, window_s)
+    overloaded = app.metrics.overloads[served.name].since is not None
+    level, words = verdict(total, overloaded, window_s)
+    if loaded is None:
+        level, words = "bad", f"not loaded: {served.reason}"
+    elif app.draining:
+        level, words = "warn", f"stopping; {words}"
     found: dict[str, Any] = {
         "model_name": served.name,
         "state": served.state,
+        "condition": {"level": level, "words": words, "overloaded": overloaded},
         "time": int(now),
         "target_ms": 1e3 * app.models.settings.slo_s,
         "widths": [{"bits": name, "accuracy": accuracy} for name, accuracy in accuracies.items()],
-        "seconds": app.metrics.recent[served.name].series(now, count, lambda bits: accuracies.get(str(bits))),
+        "window": window_record(total, window_s, lambda bits: accuracies.get(str(bits))),
+        "seconds": recent.series(now, count, lambda bits: accuracies.get(str(bits))),
     }
     if loaded is not None:
-        stats = loaded.scheduler.stats()
-        found["precision"] = {"policy": stats["policy"], "bits": stats["bits"]}
-        found["queue"] = stats["queue"]
-        found["attainment"] = stats["window"]["attainment"]
+        found["precision"] = dict(zip(("policy", "bits"), loaded.scheduler.policy, strict=True))
+        found["queue"] = loaded.scheduler.waiting
     return found
 
 
@@ -345,7 +370,11 @@ async def set_precision(app: App, http: Http) -> None:
         policy, bits = "fixed", read_bits(bits, loaded.signature)
     elif bits is not None or policy not in ("adaptive", "accuracy"):
         raise InputError('give {"bits": 4}, {"policy": "adaptive"} or {"policy": "accuracy"}')
+    before = loaded.scheduler.policy
     loaded.scheduler.set_policy(policy, bits)
+    if before != (policy, bits):
+        held = {} if bits is None else {"bits": bits}
+        log.info("precision set", model=http.name, policy=policy, **held, before=before[0], client=http.client)
     await http.respond_json({"policy": policy, "bits": bits})
 
 

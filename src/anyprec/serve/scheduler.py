@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.errors import AnyprecError, Draining, InputError, ServeError
+from anyprec.errors import AnyprecError, Cancelled, Draining, Expired, InputError, ServeError
 from anyprec.progress import Progress
+from anyprec.run.model import CancelToken
+from anyprec.serve.condition import Precision
 from anyprec.serve.cores import keep_to
 from anyprec.serve.desk import Desk, Refusal, Work, default_margin
 from anyprec.serve.engine import Model, accuracies, bits_of, check_fits, example, time_model
@@ -106,6 +108,7 @@ class Scheduler:
         self._model = model
         self._desk: Desk | None = None
         self._threads: list[threading.Thread] = []
+        self._tokens: dict[Work, CancelToken] = {}  # of the batches that run
         self._busy = 0  # engine threads that have work, or answers not yet delivered
         self._draining = False
         self._ended = False
@@ -164,7 +167,8 @@ class Scheduler:
     def drain(self, timeout: float | None = None) -> bool:
         """No new requests; True when all that were accepted have been answered, False after `timeout` seconds.
 
-        Then the threads end. What is left over after the timeout is told Draining.
+        Then the threads end. What is left over after the timeout is told Draining; batches that run stop at their next
+        step.
         """
         with self._lock:
             self._draining = True
@@ -175,6 +179,8 @@ class Scheduler:
                 assert desk is not None
                 desk.queue.remove(request)
             self._ended = True
+            for token in self._tokens.values():
+                token.cancel()
             self._work.notify_all()
             refused: list[Refusal] = [
                 (request, Draining("the server stopped before its turn came")) for request in left
@@ -231,9 +237,19 @@ class Scheduler:
         return future
 
     def cancel(self, request: Request) -> bool:
-        """The client is gone: True if the request still waited. It is told nothing, and costs no engine time."""
+        """The client is gone: True if the request still waited. It is told nothing, and costs no engine time.
+
+        A batch that runs for it stops at its next step, if all the batch's other clients are gone as well.
+        """
         with self._lock:
-            if self._desk is None or not self._desk.queue.remove(request):
+            if self._desk is None:
+                return False
+            if not self._desk.queue.remove(request):
+                for work, token in self._tokens.items():
+                    if request in work.requests:
+                        work.gone.add(request)
+                        if len(work.gone) == len(work.requests):
+                            token.cancel()
                 return False
             self.tally.cancelled += 1
             if self._is_quiet():
@@ -273,6 +289,8 @@ class Scheduler:
                         probe = desk.stale(self.clock(), PROBE_SHARE * self.slo)
                 if self._ended and work is None and not desk.refused:
                     return
+                if work is not None:
+                    self._tokens[work] = CancelToken(work.expires - self.clock())
                 model, refused = self._model, desk.take_refused()
                 self._busy += 1
             try:
@@ -285,6 +303,8 @@ class Scheduler:
                 log.exception("the engine thread had an accident")
             finally:
                 with self._lock:
+                    if work is not None:
+                        self._tokens.pop(work, None)
                     self._busy -= 1
                     if self._is_quiet():
                         self._quiet.notify_all()
@@ -295,11 +315,17 @@ class Scheduler:
         began = self.clock()
         failed = False
         try:
+            token = self._tokens[work]
             arrays = [request.x for request in requests if request.x is not None]
             x = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            outputs = model(x, work.level.bits, threads=self.threads_per_call)
+            outputs = model(x, work.level.bits, threads=self.threads_per_call, cancel=token)
             ended = self.clock()
             outcomes = list(self._answers(work, outputs, began, ended))
+        except Cancelled:
+            ended = self.clock()
+            # How long it would have taken is not known. That it was too long must be, or the same is tried again.
+            failed = ended <= work.ends
+            outcomes = [self._why_cancelled()] * len(requests)
         except Exception as error:  # the model's trouble is its callers' to know; the thread lives on
             log.exception("a batch of %d images failed at %s bit", work.images, work.level.profile)
             ended, failed = self.clock(), True
@@ -308,13 +334,22 @@ class Scheduler:
             with self._lock:
                 # From the decision to now: what a batch costs beside its run counts too.
                 desk.finish(work, None if failed else ended - work.began, ended)
+                self.tally.cancelled_runs += isinstance(outcomes[0], (Expired, Draining))
+                self.tally.ran(work.level.profile, ended - began, chosen=requests[0].bits is None)
                 for request, outcome in zip(requests, outcomes, strict=True):
-                    if isinstance(outcome, Exception):
+                    if request in work.gone:
+                        self.tally.cancelled += 1
+                    elif isinstance(outcome, Exception):
                         self.tally.refuse(outcome, ended)
                     else:
                         self.tally.add(request, work.level, ended)
         finally:
             self._deliver([(request.done, outcome) for request, outcome in zip(requests, outcomes, strict=True)])
+
+    def _why_cancelled(self) -> Exception:
+        if self._ended:
+            return Draining("the server stopped before its run ended")
+        return Expired("its deadline passed while it ran")
 
     def _probe(self, desk: Desk, model: Model, profile: str, batch: int) -> None:
         """Time a cell of the table that no request has used for long, while nobody waits."""
@@ -364,6 +399,16 @@ class Scheduler:
     def policy(self) -> tuple[str, int | str | None]:
         """Its name, and the bits where it is "fixed"."""
         return self._policy
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        with self._lock:
+            return {} if self._desk is None else waiting(self._desk)
+
+    @property
+    def precision(self) -> Precision:
+        with self._lock:
+            return Precision(self.tally.last, self.tally.changes, dict(self.tally.batches))
 
     def set_policy(self, policy: str, bits: int | str | None = None) -> None:
         """From the next batch on: "adaptive", "accuracy", or "fixed" with bits."""
@@ -421,16 +466,16 @@ class Scheduler:
             record["margin_ms"] = 1e3 * self._margin
             record["draining"] = self._draining
             if desk is not None:
-                record["queue"] = {
-                    "requests": len(desk.queue),
-                    "images": desk.queue.images,
-                    "late": len(desk.queue.late),
-                }
+                record["queue"] = waiting(desk)
                 record["running"] = sum(work.images for work in desk.running)
                 record["rate"] = desk.rate.at(now)
                 record["levels"] = [{"profile": level.profile, "accuracy": level.accuracy} for level in desk.levels]
                 record["table"] = desk.table.record()
         return record
+
+
+def waiting(desk: Desk) -> dict[str, int]:
+    return {"requests": len(desk.queue), "images": desk.queue.images, "late": len(desk.queue.late)}
 
 
 def settle(future: Future[Answer]) -> Done:

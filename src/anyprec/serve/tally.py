@@ -8,17 +8,15 @@ every second while the engine runs: no list of requests is kept.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from anyprec.errors import Expired, Overloaded
+from anyprec.serve.histogram import bin_of, quantile
 from anyprec.serve.policy import Level
 from anyprec.serve.queue import Request
 
 WINDOW = 10  # seconds
-FIRST_S = 1e-5  # latencies fall into bins that grow by 3 %, from 10 us to over 100 s
-RATIO = math.log(1.03)
-BINS = 550
 
 
 class Second:
@@ -42,8 +40,13 @@ class Tally:
         self.expired = 0
         self.cancelled = 0
         self.failed = 0
+        self.cancelled_runs = 0  # ended between two steps: every client gone, or every deadline long past
         self.bits: Counter[str] = Counter()  # answers by profile
         self.accuracy_sum, self.accuracy_count = 0.0, 0
+        self.engine_s: defaultdict[str, float] = defaultdict(float)  # seconds of engine time by profile
+        self.batches: Counter[str] = Counter()  # by profile
+        self.last: str | None = None  # profile of the last batch that the policy chose
+        self.changes = 0  # batches whose profile the policy chose other than the one before
         self._seconds = [Second(-1) for _ in range(WINDOW + 1)]  # a ring; the one under way among them
 
     def add(self, request: Request, level: Level, now: float) -> None:
@@ -60,6 +63,14 @@ class Tally:
         second.in_time += in_time
         second.bits[level.profile] += 1
         second.bins[bin_of(now - request.arrived)] += 1
+
+    def ran(self, profile: str, seconds: float, chosen: bool) -> None:
+        """A batch has run; `chosen` by the policy, not asked for by its requests."""
+        self.engine_s[profile] += seconds
+        self.batches[profile] += 1
+        if chosen:
+            self.changes += self.last not in (None, profile)
+            self.last = profile
 
     def refuse(self, error: Exception, now: float) -> None:
         """A request has got an error instead."""
@@ -113,9 +124,14 @@ class Tally:
                 "cancelled": self.cancelled,
                 "failed": self.failed,
             },
+            "cancelled_runs": self.cancelled_runs,
             "attainment": self.attainment,
             "accuracy": self.accuracy,
             "bits_histogram": dict(self.bits),
+            "engine_s": dict(self.engine_s),
+            "batches": dict(self.batches),
+            "last_bits": self.last,
+            "precision_changes": self.changes,
             "window": {
                 "seconds": WINDOW,
                 "requests": ended,
@@ -125,17 +141,3 @@ class Tally:
                 "latency_ms": {f"p{q}": 1e3 * quantile(bins, q / 100) for q in (50, 90, 99)} if bins else {},
             },
         }
-
-
-def bin_of(seconds: float) -> int:
-    return min(BINS, max(0, int(math.log(max(seconds, FIRST_S) / FIRST_S) / RATIO)))
-
-
-def quantile(bins: Counter[int], q: float) -> float:
-    """The upper end of the bin that the quantile falls into: at most 3 % too much."""
-    rank, seen = q * sum(bins.values()), 0
-    for place in sorted(bins):
-        seen += bins[place]
-        if seen >= rank:
-            break
-    return FIRST_S * math.exp(RATIO * (place + 1))

@@ -44,7 +44,7 @@ async function watch() {
       trouble(null);
     } catch (error) {
       trouble(error instanceof TypeError ? "the server does not answer; trying again" : error);
-      $("state").textContent = "no connection";
+      lost();
       wait = 2000;
     }
   }
@@ -60,31 +60,44 @@ function take(seen) {
   show();
 }
 
+// Numbers of a server that does not answer are old, and say so.
+function lost() {
+  const old = last ? `; these numbers are ${Math.max(0, Math.round(Date.now() / 1000 - last.time))} s old` : "";
+  state("bad", `no answer from the server${old}`);
+  $("figures").classList.add("stale");
+}
+
+const MARKS = { good: "\u2713", warn: "!", bad: "\u25b2", idle: "\u00b7" };
+
+function state(level, words) {
+  const line = $("state");
+  if (!line.classList.contains(level)) $("said").textContent = words; // read aloud when it changes, not every second
+  line.className = `state ${level}`;
+  $("state-mark").textContent = MARKS[level];
+  $("state-words").textContent = words;
+}
+
 function show() {
   const names = last.widths.map((width) => width.bits);
   const rows = [...KEEP].sort((a, b) => a[0] - b[0]).map(([time, second]) => ({ time, ...second }));
-  const recent = rows.filter((row) => row.time >= last.time - 10);
-  const sum = (of) => recent.reduce((total, row) => total + (of(row) ?? 0), 0);
-  const answered = sum((row) => row.answered), came = answered + sum((row) => row.refused);
-  const latest = [...recent].reverse().find((row) => row.p99_ms !== null);
-  const mean = (value) => answered ? sum((row) => value(row)) / answered : null;
-  const bits = mean((row) => Object.entries(row.bits).reduce((total, [name, n]) => total + (Number(name) || 0) * n, 0));
-  const known = recent.every((row) => !row.answered || row.accuracy !== null);
-  set("now-load", (came / 10).toFixed(came < 100 ? 1 : 0));
-  set("now-latency", latest ? ms(latest.p99_ms) : "–", latest && latest.p99_ms > last.target_ms);
-  set("now-target", ms(last.target_ms));
-  set("now-attainment", came ? percent(last.attainment) : "–", came && last.attainment < 0.999);
-  set("now-bits", bits === null ? "–" : bits.toFixed(1));
-  set("now-accuracy", answered && known ? `${mean((row) => row.accuracy * row.answered).toFixed(1)} %` : "–");
+  const now = last.window, share = now.attainment; // every tile is of this one window
+  $("figures").classList.remove("stale");
+  for (const over of document.querySelectorAll(".over")) over.textContent = `last ${now.seconds} s`;
+  set("now-load", now.per_second.toFixed(now.per_second < 10 ? 1 : 0));
+  set("now-attainment", share === null ? "–" : percent(share), share !== null && share < 0.99);
+  set("now-latency", now.p99_ms === null ? "–" : ms(now.p99_ms), now.p99_ms > last.target_ms);
+  set("now-slowest", now.max_ms === null ? "–" : ms(now.max_ms), now.max_ms > last.target_ms);
+  set("now-target", `${Number(last.target_ms.toPrecision(4))} ms`);
+  set("now-bits", now.mean_bits === null ? "–" : now.mean_bits.toFixed(1));
+  set("now-accuracy", now.accuracy === null ? "–" : `${now.accuracy.toFixed(1)} %`);
+  const { level, words } = last.condition, waits = last.queue?.images ?? 0;
+  state(level, waits ? `${words}; ${waits} waiting now` : words);
   const precision = last.precision;
-  const waits = last.queue?.images ?? 0;
-  const state = `${last.state.toLowerCase()}, ${waits} waiting`;
-  if ($("state").textContent !== state) $("state").textContent = state;
   if (precision) {
     const value = precision.policy === "fixed" ? String(precision.bits) : precision.policy;
     const box = document.querySelector(`#choices input[value="${CSS.escape(value)}"]`);
     if (box && !box.checked && !$("dial").contains(document.activeElement)) box.checked = true;
-    $("dial-note").textContent = NOTES[value] ?? `Every request runs at ${title(value)}.`;
+    $("dial-note").textContent = NOTES[value] ?? `Every request runs at ${title(value)}, however many are late.`;
   }
   charts(rows, names);
   table(rows);
@@ -95,8 +108,9 @@ function set(id, text, bad = false) {
   $(id).classList.toggle("bad", Boolean(bad));
 }
 
-const ms = (value) => value >= 100 ? `${value.toFixed(0)} ms` : value >= 10 ? `${value.toFixed(1)} ms` : `${value.toFixed(2)} ms`;
-const percent = (share) => share >= 0.99995 ? "100 %" : `${(100 * share).toFixed(2)} %`;
+const ms = (value) => value >= 10000 ? `${(value / 1000).toFixed(1)} s` : value >= 100 ? `${value.toFixed(0)} ms` : value >= 10 ? `${value.toFixed(1)} ms` : `${value.toFixed(2)} ms`;
+// Never rounded to all or nothing: 99.996 % is not 100 %.
+const percent = (share) => share === 1 || share === 0 ? `${100 * share} %` : share < 0.001 ? "< 0.1 %" : share > 0.99 ? `${Math.min(99.99, 100 * share).toFixed(2)} %` : `${(100 * share).toFixed(1)} %`;
 const title = (name) => name === FLOAT ? "float" : /^\d+$/.test(name) ? `${name} bit` : name;
 const colour = (name) => `var(--${name === FLOAT ? "wf" : /^[1-8]$/.test(name) ? `w${name}` : "wm"})`;
 
@@ -134,7 +148,7 @@ async function choose(value) {
 
 // --- Charts -----------------------------------------------------------------------------------------------------------
 
-const LEFT = 44, RIGHT = 4, TOP = 6, BOTTOM = 20;
+const LEFT = 44, RIGHT = 40, TOP = 8, BOTTOM = 20; // names of lines and widths stand at the right
 
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -159,13 +173,26 @@ function above(value) {
   return [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
+const LINEAR = (low, high) => ({ at: (value) => (value - low) / (high - low), ticks: [low, (low + high) / 2, high] });
+
+// From a round number below the least value to one above the greatest: whatever happened is on it, a second as well as a millisecond.
+function logarithmic(values) {
+  const steps = [];
+  for (let power = 0.001; power < 1e7; power *= 10) steps.push(power, 2 * power, 5 * power);
+  const low = Math.max(...steps.filter((step) => step <= Math.min(...values) * 1.001));
+  const high = Math.min(...steps.filter((step) => step >= Math.max(...values) * 0.999 && step > low));
+  let ticks = steps.filter((step) => step >= low * 0.999 && step <= high * 1.001);
+  if (ticks.length > 7) ticks = ticks.filter((step, i) => i === 0 || i === ticks.length - 1 || /^[^1-9]*1/.test(step.toPrecision(1)));
+  return { at: (value) => Math.log(value / low) / Math.log(high / low), ticks };
+}
+
 // A frame with its axes. `layers(x, y)` gives the SVG elements, `tell(row)` the words for one second.
-function draw(id, rows, low, high, words, layers, tell, summary) {
+function draw(id, rows, scale, words, layers, tell, summary) {
   const box = $(id), width = Math.max(200, box.clientWidth), height = box.clientHeight;
   const x = (time) => LEFT + (width - LEFT - RIGHT) * (1 - (last.time - 1 - time) / (SPAN - 1));
-  const y = (value) => TOP + (height - TOP - BOTTOM) * (1 - (Math.min(Math.max(value, low), high) - low) / (high - low));
+  const y = (value) => TOP + (height - TOP - BOTTOM) * (1 - scale.at(value));
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary });
-  for (const value of [low, (low + high) / 2, high]) {
+  for (const value of scale.ticks) {
     root.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
     root.append(svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, words(value)));
   }
@@ -191,7 +218,7 @@ function point(box, root, event, rows, x, tell, height) {
 }
 
 // Lines break where a second has no value.
-function line(rows, x, y, value, stroke, width = 2) {
+function line(rows, x, y, value, stroke, dash = "none") {
   let path = "", open = false;
   for (const row of rows) {
     const v = value(row);
@@ -199,7 +226,23 @@ function line(rows, x, y, value, stroke, width = 2) {
     path += `${open ? "L" : "M"}${x(row.time).toFixed(1)} ${y(v).toFixed(1)}${open ? "" : "h0.01"}`;
     open = true;
   }
-  return svg("path", { d: path, fill: "none", stroke, "stroke-width": width, "stroke-linejoin": "round", "stroke-linecap": "round" });
+  return svg("path", { d: path, fill: "none", stroke, "stroke-width": 2, "stroke-dasharray": dash, "stroke-linejoin": "round" });
+}
+
+// Names beside the newest values, moved apart where they would overlap.
+function named(entries, x, y) {
+  let below = Infinity;
+  return entries.filter(([, value]) => value !== null && value !== undefined).sort((a, b) => a[1] - b[1]).map(([words, value]) => {
+    below = Math.min(y(value) + 4, below - 12);
+    return svg("text", { class: "named", x: x(last.time - 1) + 5, y: below }, words);
+  });
+}
+
+// Late and refused have stripes: they can be told apart without colours.
+function stripes() {
+  const pattern = (id, back, angle, wide) => svg("pattern", { id, width: wide, height: wide, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${angle})` },
+    svg("rect", { width: wide, height: wide, fill: back }), svg("rect", { width: wide / 2.5, height: wide, fill: "var(--panel)" }));
+  return svg("defs", {}, pattern("late", "var(--late)", 45, 5), pattern("missed", "var(--bad)", -45, 3));
 }
 
 // Bars on top of each other, one a second.
@@ -215,42 +258,57 @@ function bars(rows, x, y, parts) {
   });
 }
 
-function charts(rows, names) {
-  const came = (row) => row.answered + row.refused;
-  const most = above(Math.max(10, ...rows.map(came)));
-  const whole = (value) => value >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : `${Number(value.toPrecision(3))}`;
-  draw("load", rows, 0, most, whole,
-    (x, y) => bars(rows, x, y, (row) => [
-      [row.answered - row.missed, "var(--main)"], [row.missed, "var(--w2)"], [row.refused, "var(--bad)"]]),
-    (row) => `${row.answered} answered, ${row.missed} late, ${row.refused} refused`,
-    `Requests a second; ${rows.length ? came(rows[rows.length - 1]) : 0} in the last one`);
+const missed = (row) => row.refused + row.expired + row.failed + row.left + row.turned_away;
 
-  const slow = Math.max(1.5 * last.target_ms, ...rows.map((row) => Math.min(row.p99_ms ?? 0, 4 * last.target_ms)));
-  const top = above(slow);
-  draw("latency", rows, 0, top, (value) => `${Number(value.toPrecision(3))}`,
+const silent = (row) => row.requests && row.p50_ms === null;
+
+function charts(rows, names) {
+  const most = above(Math.max(10, ...rows.map((row) => row.requests)));
+  const whole = (value) => value >= 1000 ? `${Number((value / 1000).toPrecision(3))}k` : `${Number(value.toPrecision(3))}`;
+  draw("load", rows, LINEAR(0, most), whole,
+    (x, y) => [stripes(), ...bars(rows, x, y, (row) => [
+      [row.in_time, "var(--main)"], [row.late, "url(#late)"], [missed(row), "url(#missed)"]])],
+    (row) => `${row.in_time} in time, ${row.late} late, ${row.refused + row.turned_away} refused, ${row.expired} given up${row.failed ? `, ${row.failed} failed` : ""}${row.left ? `, ${row.left} left` : ""}`,
+    `Requests a second; ${rows.length ? rows[rows.length - 1].requests : 0} in the last one`);
+
+  const seen = rows.filter((row) => row.p50_ms !== null), newest = seen[seen.length - 1];
+  const scale = logarithmic([0.5 * last.target_ms, 2 * last.target_ms, ...seen.flatMap((row) => [row.p50_ms, row.p99_ms])]);
+  draw("latency", rows, scale, (value) => value >= 1000 ? `${Number((value / 1000).toPrecision(3))} s` : `${Number(value.toPrecision(3))}`,
     (x, y) => [
       svg("line", { x1: LEFT, x2: x(last.time - 1), y1: y(last.target_ms), y2: y(last.target_ms), stroke: "var(--target)", "stroke-dasharray": "6 4", "stroke-width": 1.5 }),
-      line(rows, x, y, (row) => row.p50_ms, "var(--w4)"), line(rows, x, y, (row) => row.p99_ms, "var(--main)")],
-    (row) => row.p50_ms === null ? "no answers" : `p50 ${ms(row.p50_ms)}, p99 ${ms(row.p99_ms)}`,
-    `Latency against the target of ${ms(last.target_ms)}`);
+      ...rows.filter(silent).map((row) => svg("path", { class: "none", d: `M${x(row.time) - 2.5} ${TOP - 2.5}l5 5m0 -5l-5 5` })),
+      line(rows, x, y, (row) => row.p50_ms, "var(--w4)", "2 3"), line(rows, x, y, (row) => row.p99_ms, "var(--main)"),
+      ...named([["target", last.target_ms], ["p50", newest?.p50_ms], ["p99", newest?.p99_ms]], x, y)],
+    (row) => row.p50_ms === null ? row.requests ? `none of ${row.requests} answered` : "no requests" : `p50 ${ms(row.p50_ms)}, p99 ${ms(row.p99_ms)}, slowest ${ms(row.max_ms)}`,
+    `Latency of answers on a logarithmic axis; target ${ms(last.target_ms)}${newest ? `, p99 of the newest second ${ms(newest.p99_ms)}` : ""}`);
 
-  draw("bits", rows, 0, 1, (value) => `${100 * value} %`,
-    (x, y) => bars(rows, x, y, (row) => names.map((name) => [(row.bits[name] ?? 0) / (row.answered || 1), colour(name)])),
+  const runs = (row) => Object.values(row.bits).reduce((total, n) => total + n, 0) || 1;
+  const now = rows[rows.length - 1];
+  draw("bits", rows, LINEAR(0, 1), (value) => `${100 * value} %`,
+    (x, y) => {
+      let below = 0;
+      const places = names.filter((name) => now?.bits[name]).map((name) => {
+        const part = now.bits[name] / runs(now);
+        below += part;
+        return [part > 0.08 ? title(name) : "", below - part / 2];
+      });
+      return [...bars(rows, x, y, (row) => names.map((name) => [(row.bits[name] ?? 0) / runs(row), colour(name)])), ...named(places, x, y)];
+    },
     (row) => names.filter((name) => row.bits[name]).map((name) => `${row.bits[name]} at ${title(name)}`).join(", ") || "no answers",
     "Share of answers at each width");
 
   const accuracies = last.widths.map((width) => width.accuracy).filter((value) => value !== null);
   if (accuracies.length) {
     const low = Math.max(0, Math.floor(Math.min(...accuracies) - 1)), high = Math.min(100, Math.ceil(Math.max(...accuracies) + 1));
-    draw("accuracy", rows, low, high, (value) => `${value}`,
+    draw("accuracy", rows, LINEAR(low, high), (value) => `${value}`,
       (x, y) => [line(rows, x, y, (row) => row.accuracy, "var(--main)")],
       (row) => row.accuracy === null ? "no answers" : `${row.accuracy.toFixed(2)} %`,
       "Accuracy expected of what is served");
   } else {
     $("accuracy").textContent = "The model file does not note the accuracy of its widths; anyprec pack notes that of a run it packs.";
   }
-  legend("load-legend", [["answered", "var(--main)"], ["late", "var(--w2)"], ["refused", "var(--bad)"]]);
-  legend("latency-legend", [["p50", "var(--w4)"], ["p99", "var(--main)"], ["target", "var(--target)"]]);
+  legend("load-legend", [["in time", "var(--main)"], ["late", "url(#late)"], ["refused, given up or failed", "url(#missed)"]]);
+  legend("latency-legend", rows.some(silent) ? [["requests, but no answers", "none"]] : []);
   legend("bits-legend", names.filter((name) => rows.some((row) => row.bits[name])).map((name) => [title(name).replace(" bit", ""), colour(name)]));
 }
 
@@ -259,8 +317,8 @@ function legend(id, entries) {
   if ($(id).dataset.shown === text) return;
   $(id).dataset.shown = text;
   $(id).replaceChildren(...entries.flatMap(([words, fill]) => {
-    const mark = make("i", {});
-    mark.style.background = fill;
+    const mark = svg("svg", { viewBox: "0 0 14 10", "aria-hidden": "true" }, fill === "none"
+      ? svg("path", { class: "none", d: "M4.5 2.5l5 5m0 -5l-5 5" }) : svg("rect", { width: 14, height: 10, fill }));
     return [mark, words];
   }));
 }
@@ -269,7 +327,8 @@ function table(rows) {
   if (!document.querySelector("details").open) return;
   const number = (value) => value === null ? "–" : value.toFixed(2);
   $("seconds").tBodies[0].replaceChildren(...[...rows].reverse().map((row) => make("tr", {}, ...[
-    last.time - row.time, row.answered, row.missed, row.refused, number(row.p50_ms), number(row.p99_ms),
+    last.time - row.time, row.in_time, row.late, row.refused + row.turned_away, row.expired, row.failed + row.left,
+    number(row.p50_ms), number(row.p99_ms), number(row.max_ms),
     Object.entries(row.bits).map(([name, n]) => `${title(name)}: ${n}`).join(", ") || "–", number(row.accuracy),
   ].map((value) => make("td", {}, `${value}`)))));
 }

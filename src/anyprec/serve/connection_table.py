@@ -1,0 +1,176 @@
+"""Who is connected, from which address, and who is closed when another needs the place or the memory.
+
+Nothing that a client merely promises reserves anything: connections without a request, and requests that come slowly,
+make way for new ones. A few places beyond the limit answer health probes and nothing else, so that these are answered
+whatever the others do. Filled by connection.py; asked for memory by app.py, by way of server.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+RESERVE = 64  # places for health probes beyond the limit
+LOOK_S = 0.1  # between two looks at all connections, which take up to 1 ms each
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Place(Protocol):
+    """What takes one: a connection (connection.py), or one whose TLS is not agreed on yet (handshake.py)."""
+
+    address: str  # to count by
+    trusted: bool  # a proxy of ours
+    until: float  # more must come by then
+
+    def is_slow(self, now: float) -> bool: ...
+    def push_out(self) -> None: ...
+    def unfinished_bytes(self) -> int: ...  # of a body that is still coming
+
+
+class ConnectionTable:
+    """`most` places, of which one address may take `per_address`; addresses in `trusted` may take all."""
+
+    def __init__(self, most: int, per_address: int, trusted: tuple[Network, ...] = ()) -> None:
+        self.most, self.per_address, self.trusted = most, per_address, trusted
+        self.seated: OrderedDict[Place, None] = OrderedDict()
+        self.by_address: dict[str, OrderedDict[Place, None]] = {}  # of those seated; longest idle first
+        self.idle: OrderedDict[Place, None] = OrderedDict()  # of those seated; longest idle first
+        self.reserve: OrderedDict[Place, None] = OrderedDict()  # oldest first
+        self.pushed_out = 0
+        self._late: dict[str, list[Place]] = {}  # of an address, or ("") of all; the latest last
+        self._look_again = self._no_room_before = 0.0
+
+    def admit(self, new: Place) -> bool:
+        """Give it a place, if need be another's; False: one of the reserve, for health probes only."""
+        same = self.by_address.get(new.address)
+        if same is not None and len(same) >= self.per_address and not new.trusted:
+            place = self._make_place(new.address, same, next((one for one in same if one in self.idle), None))
+        else:
+            place = len(self.seated) < self.most or self._make_place("", self.seated, next(iter(self.idle), None))
+        if not place:
+            self._admit_to_reserve(new)
+            return False
+        self.seated[new] = self.idle[new] = None
+        self.by_address.setdefault(new.address, OrderedDict())[new] = None
+        return True
+
+    def remove(self, one: Place) -> None:
+        """It is closed, or about to be."""
+        self.idle.pop(one, None)
+        self.reserve.pop(one, None)
+        if one in self.seated:
+            del self.seated[one]
+            same = self.by_address[one.address]
+            del same[one]
+            if not same:
+                del self.by_address[one.address]
+
+    def rests(self, one: Place) -> None:
+        """All its requests are answered."""
+        if one in self.seated and one not in self.idle:
+            self.idle[one] = None
+            self.by_address[one.address].move_to_end(one)
+
+    def works(self, one: Place) -> None:
+        self.idle.pop(one, None)
+
+    def is_trusted(self, host: str) -> bool:
+        return bool(self.trusted) and is_in(host, self.trusted)
+
+    # --- making way ---
+
+    def _make_place(self, of: str, among: Iterable[Place], idle: Place | None) -> bool:
+        """The place of `idle`, else of the latest among these, the connections of an address or ("") all."""
+        victim = self._latest(of, among) if idle is None else idle
+        if victim is not None:
+            self._push_out(victim)
+        return victim is not None
+
+    def _latest(self, of: str, among: Iterable[Place]) -> Place | None:
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + LOOK_S
+            self._late.clear()
+        if of not in self._late:
+            self._late[of] = sorted((one for one in among if one.is_slow(now)), key=lambda one: -one.until)
+        late = self._late[of]
+        while late:
+            one = late.pop()
+            if one in self.seated and one.is_slow(now):
+                return one
+        return None
+
+    def _admit_to_reserve(self, new: Place) -> None:
+        """The newest may stay longest: a probe asks at once, and one that sends nothing is soon the oldest."""
+        if len(self.reserve) >= RESERVE:
+            greedy, _ = Counter(one.address for one in self.reserve).most_common(1)[0]
+            self._push_out(next(one for one in self.reserve if one.address == greedy))
+        self.reserve[new] = None
+
+    def _push_out(self, one: Place) -> None:
+        self.remove(one)
+        self.pushed_out += 1
+        one.push_out()
+
+    def make_room(self, size: int, bound: int, asking: str) -> bool:
+        """Give up unfinished bodies for `size` bytes that `asking` sent: slow ones, then those of another address that
+        holds over half of `bound`. False: there was none. Their memory is free when their tasks have ended, soon."""
+        now = time.monotonic()
+        if now < self._no_room_before:
+            return False
+        held = {one: has for one in self.seated if (has := one.unfinished_bytes())}
+        by_address: Counter[str] = Counter()
+        for one, has in held.items():
+            by_address[one.address] += has
+        freed = 0
+        for one, has in sorted(held.items(), key=lambda pair: (not pair[0].is_slow(now), -pair[1])):
+            if freed >= size:
+                break
+            greedy = by_address[one.address] > bound // 2 and one.address != asking and not one.trusted
+            if greedy or one.is_slow(now):
+                freed += has
+                by_address[one.address] -= has
+                self._push_out(one)
+        if not freed:
+            self._no_room_before = now + LOOK_S
+        return freed > 0
+
+
+def network_of(text: str) -> Network:
+    """'127.0.0.1', '10.0.0.0/8', '::1'. ValueError says what is wrong."""
+    return ipaddress.ip_network(text.strip(), strict=False)
+
+
+def is_in(address: str, networks: Iterable[Network]) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(found in network for network in networks)
+
+
+def grouped(host: str) -> str:
+    """The address to count by: of IPv6, the 64 bits that one subscriber has at the least."""
+    if ":" not in host:
+        return host
+    found = ipaddress.IPv6Address(host.partition("%")[0])
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(found) >> 64 << 64))
+
+
+def named_by_proxy(headers: Iterable[tuple[bytes, bytes]], trusted: tuple[Network, ...]) -> str | None:
+    """The client as a trusted proxy tells it: the last address in X-Forwarded-For that is no such proxy itself."""
+    given = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
+    for part in reversed([part.strip() for part in given.split(",")]):
+        try:
+            address = str(ipaddress.ip_address(part))
+        except ValueError:
+            return None
+        if not is_in(address, trusted):
+            return address
+    return None
