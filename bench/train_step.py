@@ -3,15 +3,16 @@
 Plain: five separate quantise-forward-backward passes in eager mode, written with separate torch operations, every
 width normalising the weights and running the stem anew. Both start from the same weights, and the gradients of one
 step are compared first: a fast step that computes something else would be no result. Peak memory is that of a process
-of its own for each.
+of its own for each. With bf16 the step computes nearly the same: how far its losses are from float32's is shown, too.
 
-    python bench/train_step.py [--net resnet20] [--batch 128] [--threads 1] [--compile] [--json]
+    python bench/train_step.py [--net resnet20 | vgg-speed-small] [--batch 128] [--threads 1] [--compile] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,8 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.run.cpu import cpu_name
+from anyprec.train.half_precision import VARIABLE, probe
 from anyprec.train.joint import choose_widths, joint_step
 from anyprec.zoo import build
+from anyprec.zoo.vgg import SpeedVgg
 
 WIDTHS = (1, 2, 4, 8, 32)
 
@@ -67,7 +70,9 @@ def plain_weight(layer: nn.Module, bits: int) -> Tensor:
 
 
 def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
-    """The pre-activation ResNet of the zoo, read straight from its modules."""
+    """The pre-activation ResNet or the VGG of the zoo, read straight from its modules."""
+    if isinstance(model, SpeedVgg):
+        return plain_vgg(model, x, bits)
     out = model.conv0(x)
     for block in model.blocks:
         a = plain_activation(block.norm0.tables[str(bits)](out), bits)
@@ -76,6 +81,19 @@ def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
         h = plain_activation(block.norm1.tables[str(bits)](h), bits)
         out = F.conv2d(h, plain_weight(block.conv1, bits), None, 1, 1) + short
     return model.fc(model.norm.tables[str(bits)](out).mean((2, 3)))
+
+
+def plain_vgg(model: SpeedVgg, x: Tensor, bits: int) -> Tensor:
+    out = F.max_pool2d(model.conv0(F.relu(model.whiten(x))), 2)
+    first, second = model.block1, model.block2
+    for norm, conv, pool in (
+        (model.norm0, model.conv1, 1), (model.norm1, first.conv0, 2), (first.norm0, first.conv1, 1),
+        (first.norm1, second.conv0, 2), (second.norm0, second.conv1, 1),
+    ):  # fmt: skip
+        a = plain_activation(norm.tables[str(bits)](out), bits)
+        out = F.max_pool2d(F.conv2d(a, plain_weight(conv, bits), None, 1, 1), pool)
+    out = F.relu(second.norm1.tables[str(bits)](out))
+    return model.fc(F.max_pool2d(out, out.shape[2:]).flatten(1))
 
 
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -110,8 +128,9 @@ def images(count: int, fast: bool) -> tuple[Tensor, Tensor]:
 def gradient_difference(net: str) -> float:
     """Largest relative difference of a gradient after one step of each, in float64, where rounding flips no code."""
     grads = []
-    for fast, step in ((False, plain_step), (True, lambda m, x, y: ours_step(m, x, y, WIDTHS))):
-        model, (x, y) = make(net, fast).double(), images(16, fast)
+    # In one memory layout: sums of codes tie, and which of two equal ones a max-pool takes depends on the layout.
+    for step in (plain_step, lambda m, x, y: ours_step(m, x, y, WIDTHS)):
+        model, (x, y) = make(net, False).double(), images(16, False)
         step(model, x.double(), y)
         grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
     plain, ours = grads
@@ -132,12 +151,34 @@ def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable
             ours,
             lambda: ours_step(ours, fast_x, y, choose_widths(WIDTHS, "sandwich", 1, 0, next(steps))),
         ),
+        "ours, lowest": (
+            ours,
+            lambda: ours_step(ours, fast_x, y, choose_widths(WIDTHS, "lowest", 1, 0, next(steps))),
+        ),
     }
+    if not probe("bf16", os.environ.get(VARIABLE, "")):  # it works
+        half, (half_x, _) = make(args.net, True), images(args.batch, True)
+        found["ours, bf16"] = (half, lambda: ours_step(half, half_x, y, WIDTHS, autocast=bf16))
+        found["ours, bf16, lowest"] = (
+            half,
+            lambda: ours_step(half, half_x, y, choose_widths(WIDTHS, "lowest", 1, 0, next(steps)), autocast=bf16),
+        )
     if args.compile:
         compiled = make(args.net, True)
         compiled.body = torch.compile(compiled.body, dynamic=False)
         found["ours, compiled"] = (compiled, lambda: ours_step(compiled, fast_x, y, WIDTHS))
     return found
+
+
+bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+def bf16_difference(net: str) -> dict[int, float]:
+    """bits -> how far the loss with bf16 is from that with float32, relative to it."""
+    x, y = images(64, True)
+    exact = ours_step(make(net, True), x, y, WIDTHS)
+    near = ours_step(make(net, True), x, y, WIDTHS, autocast=bf16)
+    return {k: abs(near[k][0] / exact[k][0] - 1).item() for k in WIDTHS}
 
 
 def peak_memory(name: str, args: argparse.Namespace) -> float:
@@ -163,7 +204,7 @@ def print_peak_memory(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", default="resnet20", help="a pre-activation CIFAR ResNet of the zoo")
+    parser.add_argument("--net", default="resnet20", help="a pre-activation CIFAR ResNet of the zoo, or its VGG")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -194,14 +235,19 @@ def main() -> None:
         "median_ms": {n: round(1e3 * statistics.median(t), 1) for n, t in times.items()},
         "speedup": {n: round(r, 2) for n, r in ratio.items()},
     }  # fmt: skip
+    if "ours, bf16" in times:
+        result["bf16_loss_difference"] = bf16_difference(args.net)
     if args.json:
         print(json.dumps(result))
         return None
     print(f"{args.net}, batch {args.batch}, {args.threads} thread(s), {result['cpu']}, torch {torch.__version__}")
     for name in times:
         peak = f"{memory[name]:8.0f} MiB" if name in memory else ""
-        print(f"{name:16} {result['median_ms'][name]:9.1f} ms   {ratio[name]:5.2f} x {peak}")
+        print(f"{name:18} {result['median_ms'][name]:9.1f} ms   {ratio[name]:5.2f} x {peak}")
     print(f"largest relative difference of a gradient (float64): {difference:.1e}")
+    if "ours, bf16" in times:
+        apart = "  ".join(f"{k}: {100 * d:.2f} %" for k, d in result["bf16_loss_difference"].items())
+        print(f"losses with bf16 against float32, by bits: {apart}")
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ def test_limit_is_a_fixed_part(tmp_path: Path) -> None:
     assert [s.name for s in one.samples] == [s.name for s in two.samples][:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "counts", "classes"), [("camvid", (367, 233), 11), ("voc-animals", (976, 445), 21)])
 def test_the_real_ones(data_root: Path, name: str, counts: tuple[int, int], classes: int) -> None:
     if not list(data_root.glob("camvid*.tar.xz" if name == "camvid" else "voc2012-animals*.tar.xz")):

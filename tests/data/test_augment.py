@@ -21,7 +21,7 @@ def batch(n: int, height: int, width: int, channels: int) -> np.ndarray:
     return np.random.default_rng(n).integers(1, 256, (n, height, width, channels), dtype=np.uint8)
 
 
-def slow_crop_flip(image: np.ndarray, pad: int, flip: bool, draw: np.ndarray) -> np.ndarray:
+def slow_crop_flip(image: np.ndarray, pad: int, flip: bool, draw: np.ndarray, fill: str = "zeros") -> np.ndarray:
     """Pixel by pixel: where does each output pixel come from?"""
     height, width, _ = image.shape
     top, left = int(draw[0] * (2 * pad + 1)), int(draw[1] * (2 * pad + 1))
@@ -30,18 +30,43 @@ def slow_crop_flip(image: np.ndarray, pad: int, flip: bool, draw: np.ndarray) ->
         for x in range(width):
             sx = width - 1 - x if flip and draw[2] < 0.5 else x
             row, column = y + top - pad, sx + left - pad
+            if fill == "reflect":  # -1 -> 1, height -> height - 2
+                row, column = (min(abs(i), 2 * (n - 1) - abs(i)) for i, n in ((row, height), (column, width)))
             if 0 <= row < height and 0 <= column < width:
                 out[y, x] = image[row, column]
     return out
 
 
-@pytest.mark.parametrize("name", ["none", "crop", "crop-flip"])
+@pytest.mark.parametrize("name", ["none", "crop", "crop-flip", "reflect-flip"])
 @pytest.mark.parametrize("shape", [(8, 8, 1), (12, 9, 3), (5, 7, 4)])
 def test_matches_the_slow_reference(name: str, shape: tuple[int, int, int]) -> None:
     how = AUGMENTS[name]
     images, draws = batch(24, *shape), RNG.random((24, 4))
-    expected = np.stack([slow_crop_flip(i, how.pad, how.flip, d) for i, d in zip(images, draws, strict=True)])
-    assert np.array_equal(how.apply(images.copy(), draws), expected)
+    expected = [slow_crop_flip(i, how.pad, how.flip, d, how.fill) for i, d in zip(images, draws, strict=True)]
+    assert np.array_equal(how.apply(images.copy(), draws), np.stack(expected))
+
+
+def test_cutout_sets_one_square_inside_the_image_to_grey() -> None:
+    images, how = batch(200, 12, 9, 3), AUGMENTS["reflect-flip-cutout"]
+    images[images == 128] = 127
+    draws = RNG.random((200, how.each))
+    out = how.apply(images.copy(), draws)
+    whole = AUGMENTS["reflect-flip"].apply(images.copy(), draws)
+    corners = set()
+    for after, before in zip(out, whole, strict=True):
+        grey = (after == 128).all(axis=2)
+        rows, columns = np.flatnonzero(grey.any(axis=1)), np.flatnonzero(grey.any(axis=0))
+        assert grey.sum() == 64 and len(rows) == len(columns) == 8  # a square of 8 x 8
+        assert np.array_equal(after[~grey], before[~grey])
+        corners.add((rows[0], columns[0]))
+    assert corners == {(y, x) for y in range(5) for x in range(2)}
+
+
+def test_images_too_small_to_mirror_or_cut() -> None:
+    with pytest.raises(DataError, match="images of 2x2 cannot be mirrored by 2 pixels"):
+        AUGMENTS["reflect-flip"].apply(batch(1, 2, 2, 3), np.zeros((1, 4)))
+    with pytest.raises(DataError, match="a square of 8x8 does not fit into images of 6x7"):
+        AUGMENTS["reflect-flip-cutout"].apply(batch(1, 6, 7, 3), np.zeros((1, 8)))
 
 
 def test_every_offset_and_both_directions_occur_equally() -> None:
@@ -59,7 +84,7 @@ def test_every_offset_and_both_directions_occur_equally() -> None:
 @pytest.mark.parametrize("name", [n for n, a in AUGMENTS.items() if not a.side and not a.cut[0]])
 def test_testing_is_not_random_and_shape_is_as_told(name: str) -> None:
     how, images = AUGMENTS[name], batch(3, 32, 32, 3)
-    out = how.apply(images.copy(), None)
+    out = pixels.prepared(images.copy(), how.preprocessing((32, 32, 3), (0.5,) * 3, (0.5,) * 3))
     assert out.shape[1:] == how.shape((32, 32, 3)) and out.dtype == np.uint8
     if not how.resize:
         assert np.array_equal(out, images)
@@ -136,13 +161,18 @@ def test_photograph_in_testing_is_the_middle(size: tuple[int, int]) -> None:
     )
     whole = np.asarray(image.resize(wide, Image.Resampling.BILINEAR))
     top, left = round((wide[1] - 224) / 2), round((wide[0] - 224) / 2)
-    assert np.array_equal(AUGMENTS["imagenet"].view(image, None), whole[top : top + 224, left : left + 224])
+    how = AUGMENTS["imagenet"].preprocessing((1, 1, 3), (0.5,) * 3, (0.5,) * 3)
+    assert np.array_equal(how.pixels(image), whole[top : top + 224, left : left + 224])
 
 
 @pytest.mark.parametrize(
     "fields, message",
     [
         ({"pad": -1}, "pad=-1, resize=0, side=0 must be 0 or more"),
+        ({"pad": 2, "fill": "edge"}, "fill='edge' must be 'zeros' or 'reflect'"),
+        ({"pad": 2, "cutout": -1}, "cutout=-1 0 or more"),
+        ({"pad": 2, "turns": True}, "turns=True goes with flip"),
+        ({"cutout": 4}, "all three with pad"),
         ({"side": 224, "short": 256, "pad": 4}, "side goes with neither of the others"),
         ({"side": 224}, "short=0 must be at least side=224"),
         ({"side": 8, "short": 8, "area": (0.5, 0.1)}, "area=(0.5, 0.1) lie within 0..1"),
@@ -157,7 +187,7 @@ def test_settings_that_make_no_sense(fields: dict[str, Any], message: str) -> No
 
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(
-        DataError, match="augment='flip' is not known; choose one of none, crop, crop-flip, svhn, imagenet"
+        DataError, match="augment='flip' is not known; choose one of none, crop, crop-flip, reflect-flip"
     ):
         pixels.find_augment("flip")
     own = Augment("mine", pad=2)

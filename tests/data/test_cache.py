@@ -86,6 +86,15 @@ def test_a_full_disk_only_costs_time(source: Path, monkeypatch: pytest.MonkeyPat
     assert entries() == []  # the temporary file is gone
 
 
+def test_a_folder_of_its_own_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ANYPREC_CACHE", str(tmp_path / "own"))
+    assert cache.cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("ANYPREC_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which counts as none
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache.cache_folder() == Path("/somewhere/.cache/anyprec")
+
+
 def test_home_is_used_without_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/somewhere")

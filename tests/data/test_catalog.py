@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from anyprec.data import AUGMENTS, DATASETS, ArrayData, FileData, catalog, cifar10, idx, load_data
+from anyprec.data.catalog import hold_out
 from anyprec.data.download import Remote
 from anyprec.errors import DataError
 
@@ -68,6 +69,23 @@ def test_limit_is_balanced_fixed_and_nested() -> None:
     assert np.array_equal(small.images, large.images[:25]) and np.array_equal(small.labels, large.labels[:25])
     whole = load_data("digits", "train", limit=1397)
     assert sorted(whole.labels) == sorted(load_data("digits", "train").labels)
+
+
+def test_images_held_out_are_fixed_and_of_every_class() -> None:
+    whole = load_data("digits", "train")
+    rest, held_out = hold_out(whole, 100)
+    assert len(rest) == len(whole) - 100 and len(held_out) == 100
+    share = 100 * np.bincount(whole.labels) / len(whole)
+    assert (abs(np.bincount(held_out.labels) - share) <= 1).all()
+
+    def key(data: Any) -> set[bytes]:
+        return {image.tobytes() for image in data.images}
+
+    assert not key(held_out) & key(rest) and key(held_out) | key(rest) == key(whole)
+    assert np.array_equal(hold_out(whole, 100)[1].images, held_out.images)
+    for count in (0, len(whole)):
+        with pytest.raises(DataError, match=f"validation={count} is not allowed; .* give 1..{len(whole) - 1}"):
+            hold_out(whole, count)
 
 
 def test_limit_of_files(tmp_path: Path) -> None:

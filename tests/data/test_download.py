@@ -1,5 +1,7 @@
 """Downloads against a server on this machine: resumed, checked, atomic; every failure with its message."""
 
+import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -18,7 +20,7 @@ import pytest
 
 from anyprec.data import download
 from anyprec.data.download import Remote, fetch, locked, unpack
-from anyprec.errors import ChecksumError, DataError
+from anyprec.errors import ChecksumError, DataError, OutputError
 
 CONTENT = random.Random(0).randbytes(300_000)  # the same in every test process
 MD5 = "md5:" + hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
@@ -34,6 +36,9 @@ class Server(ThreadingHTTPServer):
     chunked = False  # tells no length
     cut: list[int]  # ends the next answers after so many bytes
     errors: list[int]  # gives these status codes first
+    redirects: list[str]  # sends the next requests there
+    endless = False  # goes on after the content
+    sent = 0  # bytes, of which the client may have read fewer
     asked: list[str | None]  # the Range headers seen
     content = CONTENT
 
@@ -55,6 +60,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(404)
         if server.errors:
             return self.send_error(server.errors.pop(0))
+        if server.redirects:
+            self.send_response(302)
+            self.send_header("Location", server.redirects.pop(0))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
         first = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and server.ranges else 0  # type: ignore[index]
         total = len(server.content)
         if first >= total:
@@ -74,6 +85,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: server.cut.pop(0)] if server.cut else body)
+        with contextlib.suppress(OSError):  # the client has had enough
+            while server.endless and server.sent < 500_000_000:
+                server.sent += self.wfile.write(bytes(1 << 20))
         return None
 
 
@@ -82,7 +96,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Server(("127.0.0.1", 0), Handler) as running:
-        running.cut, running.errors, running.asked = [], [], []
+        running.cut, running.errors, running.asked, running.redirects = [], [], [], []
         thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield running
@@ -251,10 +265,94 @@ def test_a_full_disk_is_told_and_not_tried_again(server: Server, path: Path, mon
         def write(self, block: object) -> int:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("builtins.open", lambda *args, **options: Full())
+    monkeypatch.setattr("anyprec.files.new_file", lambda *args: Full())
     with pytest.raises(DataError, match=r"cannot write .*: No space left on device; make room"):
         fetch(server.url(), path, checksum=MD5)
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("have", [0, 100_000])
+def test_a_download_stops_right_after_the_known_size(server: Server, path: Path, have: int) -> None:
+    server.endless = server.chunked = True
+    path.parent.mkdir()
+    part(path).write_bytes(CONTENT[:have])
+    with pytest.raises(DataError, match=r"sent more than the 300000 bytes that the file has; .* stopped and deleted"):
+        fetch(server.url(), path, checksum=MD5, size=len(CONTENT))
+    assert os.listdir(path.parent) == []
+    assert server.sent < 64_000_000  # what buffers of sockets hold, not what the server would have sent
+    assert len(server.asked) == 1  # another try would bring the same
+
+
+def test_a_longer_file_than_known_is_refused(server: Server, path: Path) -> None:
+    server.content = CONTENT + b"more"
+    with pytest.raises(DataError, match="sent more than the 300000 bytes"):
+        fetch(server.url(), path, size=len(CONTENT))
+    assert os.listdir(path.parent) == []
+
+
+def test_a_redirect_is_followed(server: Server, path: Path) -> None:
+    server.redirects = [server.url("second"), "/third"]
+    fetch(server.url(), path, checksum=MD5, size=len(CONTENT))
+    assert path.read_bytes() == CONTENT and len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "target", ["ftp://127.0.0.1:9/x", "file:///etc/hostname", "data:text/plain,x", "gopher://127.0.0.1/x"]
+)
+def test_a_redirect_to_another_scheme_is_refused(server: Server, path: Path, target: str) -> None:
+    server.redirects = [target]
+    with pytest.raises(DataError, match=rf"it redirects to {re.escape(target)}, and from http:// only http:// and"):
+        fetch(server.url(), path, checksum=MD5)
+    assert len(server.asked) == 1 and os.listdir(path.parent) == []
+
+
+def test_a_redirect_from_https_to_http_is_refused() -> None:
+    asked = urllib.request.Request("https://host/file")
+    asked.type = "http"  # as behind a proxy
+    follow = download._Redirects().redirect_request
+    for code in (301, 302, 303, 307):
+        with pytest.raises(DataError, match="from https:// only https:// is followed; get the file by hand"):
+            follow(asked, None, code, "", {}, "http://host/file")
+        assert follow(asked, None, code, "", {}, "https://other/file")
+        assert follow(urllib.request.Request("http://host/file"), None, code, "", {}, "https://host/file")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links as on Unix")
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("checksum", [None, MD5])
+def test_nothing_is_written_through_a_linked_part(server: Server, path: Path, link, checksum: str | None) -> None:
+    path.parent.mkdir()
+    victim = path.parent.parent / "victim"
+    victim.write_bytes(CONTENT[:1000])
+    link(victim, part(path))
+    fetch(server.url(), path, checksum=checksum, size=len(CONTENT))
+    assert victim.read_bytes() == CONTENT[:1000]
+    assert path.read_bytes() == CONTENT and not path.is_symlink() and os.listdir(path.parent) == ["file.bin"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links as on Unix")
+def test_a_link_that_takes_the_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
+    """Between the look at the part and its opening."""
+    (tmp_path / "victim").write_bytes(b"1234")
+    (tmp_path / "x.part").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError) as caught:
+        download._go_on(tmp_path / "x.part", 4)
+    assert caught.value.errno == errno.ELOOP
+    (tmp_path / "y.part").write_bytes(b"12345")
+    with pytest.raises(OSError, match="changed by somebody else"):
+        download._go_on(tmp_path / "y.part", 4)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links as on Unix")
+def test_unpack_and_the_lock_follow_no_links(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"old")
+    (tmp_path / "one.part").symlink_to(tmp_path / "victim")
+    unpack(make_tar(tmp_path / "a.tar.gz", ("one", b"1")), tmp_path)
+    assert (tmp_path / "one").read_bytes() == b"1" and (tmp_path / "victim").read_bytes() == b"old"
+    (tmp_path / download.LOCK).symlink_to(tmp_path / "made")
+    with pytest.raises(OutputError, match="cannot write"), locked(tmp_path):
+        pass
+    assert not (tmp_path / "made").exists()
 
 
 def test_name_of_a_remote_file() -> None:

@@ -64,3 +64,19 @@ def test_every_prefix_is_balanced(given_labels: list[int]) -> None:
         taken = np.bincount(labels[order[:n]], minlength=len(sizes))
         # A class is behind the fullest by more than one only when it has no more images.
         assert all(count >= taken.max() - 1 or count == size for count, size in zip(taken, sizes, strict=True))
+
+
+def test_stratify_keeps_the_shares_of_the_classes() -> None:
+    labels = np.array([0] * 80 + [1] * 40 + [2] * 8)
+    order = draws.stratify(labels)
+    assert sorted(order) == list(range(128))
+    assert np.bincount(labels[order[-16:]]).tolist() == [10, 5, 1] == np.bincount(labels[order[:16]]).tolist()
+    even = np.arange(60) % 6
+    assert np.array_equal(draws.stratify(even), draws.balance(even))
+
+
+def test_turn_gives_every_image_the_other_side_in_the_next_epoch() -> None:
+    first = draws.turn(1000, 3, 0)
+    assert 400 < first.sum() < 600
+    assert np.array_equal(draws.turn(1000, 3, 1), ~first) and np.array_equal(draws.turn(1000, 3, 2), first)
+    assert not np.array_equal(draws.turn(1000, 4, 0), first)

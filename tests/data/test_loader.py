@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from anyprec.data import ArrayData, FileData, batches, load_data, steps_per_epoch
+from anyprec.data import ArrayData, Augment, FileData, batches, draws, load_data, steps_per_epoch
 from anyprec.errors import DataError
 
 
@@ -113,6 +114,24 @@ def test_crops_depend_on_the_position_not_on_the_batch_size() -> None:
 @pytest.mark.parametrize("prefetch", [1, 2, 7, 1000])
 def test_prefetch_changes_nothing(prefetch: int) -> None:
     assert same(run(prefetch=prefetch), run(prefetch=0))
+
+
+def test_alternating_flips_mirror_every_image_in_every_second_epoch() -> None:
+    data = make(40, (8, 8, 3))
+    how = Augment("turning", pad=2, fill="reflect", flip=True, turns=True)
+    flips: list[dict[int, bool]] = []
+    for epoch in range(3):
+        order = draws.shuffle(40, 7, epoch)
+        found = {}
+        ((images, _),) = batches(data, 40, augment=how, train=True, seed=7, epoch=epoch, prefetch=0)
+        plain = replace(how, name="plain", flip=False, turns=False)
+        ((straight, _),) = batches(data, 40, augment=plain, train=True, seed=7, epoch=epoch, prefetch=0)
+        for row, image, one in zip(order, images, straight, strict=True):
+            assert np.array_equal(image, one) or np.array_equal(image, one[:, ::-1])
+            found[int(row)] = not np.array_equal(image, one)
+        flips.append(found)
+    assert flips[0] == flips[2] == {row: not flipped for row, flipped in flips[1].items()}
+    assert 8 < sum(flips[0].values()) < 32  # about half of them
 
 
 def test_golden_batch_of_digits_never_changes() -> None:

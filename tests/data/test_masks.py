@@ -1,6 +1,7 @@
 """MaskData, its cuts and its batches: the same pixels for the same numbers, masks that stay with their images."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,9 +136,9 @@ def test_mask_and_image_stay_together(size: tuple[int, int], cut: tuple[int, int
     inside = labels != VOID
     assert inside.any() and set(np.unique(labels[inside])) <= set(np.unique(mask))
     flat = inside & (pixels[..., 0] % 50 == 10)
-    # A mixture of two classes may by chance be the red of a third: 60 and 160 make 110.
+    # A mixture of two classes may by chance be the red of a third: 60 and 160 make 110, along a whole row of a border.
     wrong = (pixels[..., 0] // 50 != labels) & flat
-    assert wrong.sum() <= 0.2 * inside.sum() + 2
+    assert wrong.sum() <= 0.2 * inside.sum() + max(cut)
 
 
 def test_names_with_a_size() -> None:
@@ -199,3 +200,14 @@ def test_what_does_not_go_together() -> None:
         batches(plain, 1, augment="voc")
     with pytest.raises(DataError, match="cannot share a batch; for training choose an augmentation that crops"):
         collect(data, 2, train=True)
+
+
+def test_a_turned_photograph_with_a_mask_is_refused(tmp_path: Path) -> None:
+    """The mask may lie as the pixels are stored or as they are seen: both have the same size here."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.png", exif=exif)
+    Image.new("L", (6, 4)).save(tmp_path / "m.png")
+    data = MaskData([Sample("a", tmp_path / "a.png", tmp_path / "m.png")], ("one", "two"))
+    with pytest.raises(DataError, match=r"stored turned .EXIF orientation 3.*store both upright"):
+        data.pair(0)

@@ -1,11 +1,14 @@
 """The verbs train, calibrate and evaluate from end to end, as a user types them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import anyprec
 from anyprec.cli import main
+from anyprec.train.checkpoint import load_model
+from anyprec.train.recipe import Recipe
 
 TRAIN = ["train", "recipes/digits.toml", "--set", "epochs=1", "--set", "limit=256", "--set", "net_options.width=0.25"]
 
@@ -35,6 +38,27 @@ def test_train_prints_a_table(tmp_path, capsys):
     assert "epoch 1/1" in err  # progress goes to stderr
     rows = [line.split() for line in out.strip().splitlines()[-5:]]
     assert [row[0] for row in rows] == ["1", "2", "4", "8", "float"]
+
+
+def test_recipes_are_stages(tmp_path, capsys, monkeypatch):
+    """Float first, then all widths; a resumed run does not repeat a stage that is done."""
+    both = []
+    for name, widths in (("float", "[32]"), ("all", "[1, 8, 32]")):
+        path = tmp_path / f"{name}.toml"
+        text = Path("recipes/digits.toml").read_text().splitlines()
+        kept = [line for line in text if not line.startswith("widths") and "init" not in line]
+        path.write_text("\n".join([f"widths = {widths}", *kept]))
+        both.append(str(path))
+    out = tmp_path / "run"
+    stages = ["train", *both, *TRAIN[2:], "--out", str(out)]
+    assert main(stages) == 0
+    assert set(load_model(out / "model.pt").norm.tables) == {"1", "8", "32"}
+    assert set(load_model(out / "stage-1" / "model.pt").norm.tables) == {"32"}
+    assert Recipe.load(out / "recipe.toml").init == str(out / "stage-1" / "model.pt")
+    (out / "stage-1" / "last.pt").unlink()  # so that running it again would fail
+    assert main([*stages, "--resume"]) == 0
+    capsys.readouterr()
+    assert main(stages) == 2 and "holds a run already" in capsys.readouterr().err
 
 
 def test_train_json_is_json_alone(tmp_path, capsys):

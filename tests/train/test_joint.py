@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
 from anyprec.train import joint
 from anyprec.train.joint import choose_widths, joint_step, width_loss
@@ -39,8 +40,11 @@ def separate_passes(model, images, labels, mode):
             loss = F.cross_entropy(outputs[bits], labels)
         else:
             teacher = outputs[32] if mode == "soft" else outputs[min(k for k in WIDTHS if k > bits)]
-            loss = F.cross_entropy(outputs[bits], teacher.detach().softmax(1))
-            if mode == "recursive+label":
+            taught = teacher.detach().softmax(1)
+            if mode.startswith("wider"):
+                taught = torch.stack([outputs[k].detach().softmax(1) for k in WIDTHS if k > bits]).mean(0)
+            loss = F.cross_entropy(outputs[bits], taught)
+            if mode.endswith("+label"):
                 loss = 0.5 * loss + 0.5 * F.cross_entropy(outputs[bits], labels)
         loss.backward()
     return {bits: out.detach() for bits, out in outputs.items()}
@@ -127,6 +131,24 @@ def test_label_weight():
     assert width_loss("recursive", logits, labels, None, 0.5) == hard
 
 
+def test_label_smoothing():
+    logits, teacher, labels = torch.randn(5, 3), torch.randn(5, 3), torch.randint(0, 3, (5,))
+    smooth = 0.7 * F.one_hot(labels, 3) + 0.1
+    expected = -(smooth * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(width_loss("hard", logits, labels, teacher, 0.5, smoothing=0.3), expected)
+    soft = width_loss("soft", logits, labels, teacher, 0.5, smoothing=0.3)
+    assert soft == width_loss("soft", logits, labels, teacher, 0.5)  # the teacher's answers are left as they are
+    mixed = width_loss("recursive+label", logits, labels, teacher, 0.25, smoothing=0.3)
+    torch.testing.assert_close(mixed, 0.25 * expected + 0.75 * soft)
+
+
+def test_label_smoothing_of_masks_counts_labelled_pixels():
+    logits, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
+    labels[0] = IGNORED
+    expected = width_loss("hard", logits[1:], labels[1:], None, 0.5, smoothing=0.3)
+    torch.testing.assert_close(width_loss("hard", logits, labels, None, 0.5, smoothing=0.3), expected)
+
+
 def test_unknown_loss(step):
     model, images, labels = step
     with pytest.raises(RecipeError, match="loss='kl' is not known; choose one of hard, soft"):
@@ -149,3 +171,10 @@ def test_choose_widths():
     assert {c[1] for c in chosen} == {2, 4, 8}
     assert chosen == [tuple(choose_widths(WIDTHS, "sandwich", 1, 0, step)) for step in range(60)]
     assert choose_widths((1, 8), "sandwich", 1, 0, 0) == [1, 8]
+
+
+def test_choose_the_lowest_widths():
+    chosen = [tuple(choose_widths(WIDTHS, "lowest", 1, 0, step)) for step in range(60)]
+    assert all(c[:2] == (1, 2) and len(c) == 3 for c in chosen)
+    assert {c[2] for c in chosen} == {4, 8, 32}
+    assert choose_widths((1, 2, 8), "lowest", 1, 0, 0) == [1, 2, 8]

@@ -1,6 +1,8 @@
 """Any-layers against plain float64 references at every width, and what a joint step shares between widths."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -338,6 +340,7 @@ def test_frozen_weights_and_no_grad(images):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing us
+@pytest.mark.slow
 def test_compiled(images):
     """One graph per width without a break; none anew at the second step, where the shared tensors are new."""
     torch._dynamo.reset()
@@ -376,3 +379,24 @@ def test_exported(bits, images):
 def test_every_torch_layer_has_its_any_layer():
     assert set(ANY_LAYERS.values()) == {AnyConv1d, AnyConv2d, AnyConvTranspose2d, AnyLinear}
     assert all(issubclass(ours, plain) for plain, ours in ANY_LAYERS.items())
+
+
+STRIDED = """
+import torch
+from anyprec.train.layers import AnyConv2d
+for channels in (4, 8, 12):
+    layer = AnyConv2d(channels, 16, 1, stride=2).to(memory_format=torch.channels_last)
+    layer.bits = 32
+    x = torch.randn(16, channels, 64, 63).to(memory_format=torch.channels_last).requires_grad_(True)
+    layer(x).square().sum().backward()
+    exact = [t.detach().double().contiguous().requires_grad_(True) for t in (x, layer.weight)]
+    torch.nn.functional.conv2d(*exact, layer.bias.double(), stride=2).square().sum().backward()
+    for found, right in zip((x, layer.weight), exact, strict=True):
+        torch.testing.assert_close(found.grad.double(), right.grad, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_strided_pointwise_convolutions_with_few_channels():
+    """In a process of its own: torch's own backward pass writes outside its memory there, and mostly crashes."""
+    done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr or done.returncode

@@ -18,6 +18,7 @@ SMALL = {
     "alexnet": {"width": 0.25, "hidden": 32},
     "mobilenetv2": {"width": 0.25},
     "cnn8": {"expand": 1},
+    "vgg-speed": {"channels": (8, 12, 16)},
     "resnet-he": {"depth": 8},
 }
 

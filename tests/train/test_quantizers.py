@@ -19,6 +19,7 @@ from anyprec.train.quantizers import (
     ActQuantizer,
     Lsq,
     best_range,
+    kurtosis_penalty,
     make_quantizer,
     nearest_width,
     sample,
@@ -701,3 +702,22 @@ def test_exported_whole(name):
 
 def test_lsq_is_always_learned():
     assert isinstance(q := make_quantizer("lsq", (2,), "mean"), Lsq) and q.learned
+
+
+def test_kurtosis_penalty_is_zero_for_even_weights():
+    even = torch.linspace(-3, 3, 20_001, dtype=torch.float64)
+    assert kurtosis_penalty(even) < 1e-6 and kurtosis_penalty(5 * even + 1) < 1e-6
+    normal = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert kurtosis_penalty(normal) == pytest.approx(1.44, abs=0.1)
+    assert kurtosis_penalty(normal.exp()) > 100  # skewed
+    assert kurtosis_penalty(torch.zeros(9)).isfinite()
+
+
+def test_kurtosis_penalty_makes_weights_even():
+    weight = torch.randn(4000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    optimizer = torch.optim.Adam([weight], 0.02)
+    for _ in range(200):
+        optimizer.zero_grad()
+        kurtosis_penalty(weight).backward()
+        optimizer.step()
+    assert kurtosis_penalty(weight) < 0.01

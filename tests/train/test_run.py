@@ -75,12 +75,8 @@ def test_seed_matters(finished, tmp_path):
                weights(tmp_path / "other").values(), strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("stop_at", [1, 5])  # inside the first epoch; inside the second (4 steps each)
-def test_interrupted_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch, stop_at):
-    recipe = SMALL.override(["save_minutes=0"])
-    train(recipe, tmp_path / "whole", progress=False)
-    assert_identical(weights(finished[0]), weights(tmp_path / "whole"))  # saving more often changes nothing
-
+def train_in_two_parts(recipe, out, monkeypatch, stop_at):
+    """Interrupted before step number `stop_at`, then resumed."""
     step, count = run_module.Run._step, iter(range(100))
 
     def stopping(self, *args):
@@ -90,9 +86,18 @@ def test_interrupted_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch, st
 
     monkeypatch.setattr(run_module.Run, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", progress=False)
+        train(recipe, out, progress=False)
     monkeypatch.undo()
-    train(recipe, tmp_path / "cut", progress=False, resume=True)
+    train(recipe, out, progress=False, resume=True)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5])  # inside the first epoch; inside the second (4 steps each)
+def test_interrupted_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch, stop_at):
+    recipe = SMALL.override(["save_minutes=0"])
+    train(recipe, tmp_path / "whole", progress=False)
+    assert_identical(weights(finished[0]), weights(tmp_path / "whole"))  # saving more often changes nothing
+
+    train_in_two_parts(recipe, tmp_path / "cut", monkeypatch, stop_at)
     assert_identical(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
     assert (tmp_path / "cut" / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
 
@@ -221,6 +226,13 @@ def test_a_sign_window_is_for_networks_of_several_widths(tmp_path):
         assert same != differs
 
 
+def test_a_sign_window_narrows_over_the_run(tmp_path, monkeypatch):
+    windows = []
+    monkeypatch.setattr(run_module, "set_sign_window", lambda model, window: windows.append(window))
+    train(SMALL.override(["sign_window=0.9", "sign_window_end=0.2"]), tmp_path, progress=False)
+    assert windows == pytest.approx([0.9, *np.linspace(0.9, 0.2, 8)])  # as it is built, then 2 x 4 steps
+
+
 def test_start_from_a_narrower_network(finished, tmp_path):
     wider = f"net_options.width={2 * SMALL.net_options['width']}"
     recipe = SMALL.override([f"init='{finished[0] / 'model.pt'}'", wider, "widths=[1,8]", "lr=1e-9", "epochs=1"])
@@ -232,7 +244,9 @@ def test_start_from_a_narrower_network(finished, tmp_path):
 
 @pytest.mark.parametrize("settings", [["amp=bf16"], ["sampling=sandwich"], ["quantizer=lsq"], ["quantizer=dorefa"],
                                       ["scale=learned", "scale_lr=0.1"], ["optimizer=adamw", "schedule=cosine"],
-                                      ["loss=recursive+label"], ["channels_last=false"]])  # fmt: skip
+                                      ["loss=recursive+label", "label_smoothing=0.1"], ["channels_last=false"],
+                                      ["optimizer=sgd", "nesterov=true", "schedule=triangle", "norm_lr=2"],
+                                      ["sampling=lowest", "average=0.9", "kurtosis=0.01"]])  # fmt: skip
 def test_options_train(tmp_path, settings):
     results = train(SMALL.override([*settings, "epochs=1", "limit=128"]), tmp_path, progress=False)
     assert set(results) == {1, 2, 8, 32} and all(np.isfinite(r["loss"]) for r in results.values())
@@ -253,9 +267,74 @@ def test_learning_rate():
     assert [learning_rate(cosine, s, 10) for s in (0, 4, 9, 10, 20)] == pytest.approx([0.1, 0.5, 1, 1, 0.5])
 
 
+def test_learning_rate_that_rises_and_falls():
+    triangle = Recipe(net="a", data="b", lr=2.0, schedule="triangle", epochs=3, peak_at=0.25, start_lr=0.2, end_lr=0.1)
+    last = 3 * 7 - 1
+    rates = [learning_rate(triangle, step, 7) for step in (0, 5, 20)]
+    assert rates == pytest.approx([0.4, 2.0, 0.2])
+    assert learning_rate(triangle, 10, 7) == pytest.approx(2.0 - 1.8 * (10 / last - 0.25) / 0.75)
+    cycle = triangle.override(["schedule=one-cycle", "peak_at=0.5"])
+    assert [learning_rate(cycle, step, 7) for step in (0, 5, 10, 15, 20)] == pytest.approx([0.4, 1.2, 2, 1.1, 0.2])
+    at_once = triangle.override(["peak_at=0"])
+    assert [learning_rate(at_once, step, 7) for step in (0, last)] == pytest.approx([2.0, 0.2])
+
+
+def test_norms_and_biases_may_have_a_rate_of_their_own():
+    model = build("vgg-speed", channels=(4, 4, 4))
+    groups = parameter_groups(model, SMALL.override(["weight_decay=0.1", "norm_lr=4", "decay_norms=false"]))
+    factors = [(g["rate_factor"], g.get("weight_decay")) for g in groups]
+    assert factors == [(1, None), (4, 0), (1, 0)]
+    assert all(p.dim() == 1 for p in groups[1]["params"]) and all(p.dim() > 1 for p in groups[0]["params"])
+    assert sum(len(g["params"]) for g in groups) == len([p for p in model.parameters() if p.requires_grad])
+
+
 def test_scales_are_not_decayed():
     model = build("resnet8", width=0.25, scale="learned")
     groups = parameter_groups(model, SMALL.override(["weight_decay=0.1", "scale_lr=0.5"]))
     assert len(groups) == 2 and groups[1]["weight_decay"] == 0 and groups[1]["rate_factor"] == 0.5
     assert all(p.numel() == 1 for p in groups[1]["params"])
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+
+
+# --- Validation, stages, averages -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def float_stage(tmp_path_factory):
+    out = tmp_path_factory.mktemp("float")
+    settled = ["widths=[32]", "validation=200", "quantizer=lsq", "epochs=6", "limit=1024", "schedule=cosine",
+               "net_options.skip=quantised"]  # fmt: skip
+    return out, train(SMALL.override(settled), out, progress=False)
+
+
+def test_validation_leaves_the_test_set_alone(float_stage):
+    out, results = float_stage
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert all("test" not in line for line in lines)
+    assert lines[-1]["validation"] == {str(k): v for k, v in results.items()}
+    extra = load_state(out / "model.pt")["extra"]
+    assert "test" not in extra and extra["validation"]["32"] == results[32]
+    assert results[32]["accuracy"] * 2 == pytest.approx(round(results[32]["accuracy"] * 2))  # of 200 images
+
+
+def test_all_widths_start_from_a_float_stage(float_stage, tmp_path):
+    recipe = SMALL.override(["validation=200", "quantizer=lsq", "epochs=1", "lr=1e-9", "net_options.skip=quantised"])
+    chained = train(recipe.override([f"init='{float_stage[0] / 'model.pt'}'"]), tmp_path / "b", progress=False)
+    assert chained[32]["accuracy"] == pytest.approx(float_stage[1][32]["accuracy"], abs=3)
+    assert chained[8]["accuracy"] > chained[32]["accuracy"] - 5
+    assert chained[2]["accuracy"] > 0.5 * chained[32]["accuracy"]
+
+
+def test_averaged_weights_are_evaluated_kept_and_resumed(tmp_path, monkeypatch):
+    recipe = SMALL.override(["average=0.8", "sampling=lowest", "save_minutes=0", "widths=[1,2,4,8,32]"])
+    results = train(recipe, tmp_path / "whole", progress=False)
+    averaged, last = weights(tmp_path / "whole"), load_state(tmp_path / "whole" / "last.pt")
+    assert torch.equal(averaged["fc.weight"], last["average"]["fc.weight"])
+    assert not torch.equal(averaged["fc.weight"], last["model"]["fc.weight"])
+    statistics = "blocks.0.norm1.tables.1.running_mean"  # measured anew with the averaged weights
+    assert not torch.equal(averaged[statistics], last["model"][statistics])
+    again = evaluate(load_model(tmp_path / "whole" / "model.pt"), load_data("digits", "test"), [1, 32])
+    assert all(again[k]["accuracy"] == results[k]["accuracy"] for k in (1, 32))
+
+    train_in_two_parts(recipe, tmp_path / "cut", monkeypatch, 5)
+    assert_identical(averaged, weights(tmp_path / "cut"))

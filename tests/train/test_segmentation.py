@@ -26,7 +26,7 @@ from anyprec.zoo import build
 SIZE = (30, 40)
 COLOURS = np.array([(200, 40, 40), (40, 200, 40), (40, 40, 200)])
 SMALL = Recipe(
-    net="deeplab-small", data="masks", augment="voc-24x24", epochs=3, batch_size=4, widths=(1, 2, 8, 32), lr=0.02,
+    net="deeplab-small", data="masks", augment="voc-24x24", epochs=6, batch_size=4, widths=(1, 2, 8, 32), lr=0.02,
     net_options={"width": 0.5, "pyramid": 8, "rates": [1, 2], "skip": "quantised"}, eval_batch_size=4,
     schedule="poly",
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_learns_and_logs(finished):
     assert lines[-1]["test"]["8"] == results[8]
     assert lines[-1]["train"]["32"]["loss"] < lines[0]["train"]["32"]["loss"]
     assert 0 <= lines[0]["train"]["1"]["accuracy"] <= 100
-    assert results[32]["accuracy"] > 50  # a constant answer has about a third
+    assert results[32]["accuracy"] > 50  # 65 to 75 with four seeds; a constant answer has about a third
 
 
 def test_figures_are_those_of_a_confusion_matrix(finished, folder):

@@ -83,6 +83,7 @@ def test_stages_that_keep_their_size_dilate():
     assert all(block.conv1.padding == block.conv1.dilation for block in model.blocks)
 
 
+@pytest.mark.slow
 def test_the_papers_network():
     """ResNet-50, output stride 16, rates 6, 12, 18, 256 channels."""
     model = build("deeplab-resnet50", num_classes=21)

@@ -23,6 +23,8 @@ SMALL = {
     "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16),
     "mobilenetv2": ({"width": 0.25}, 16),
     "cnn8": ({"expand": 1}, 40),
+    "vgg-speed": ({"channels": (8, 12, 16)}, 16),
+    "vgg-speed-small": ({}, 9),
     "resnet18": ({"width": 0.125}, 64),
     "resnet50": ({"width": 0.125, "blocks": (1, 1, 2, 1)}, 64),
     "resnet20-he": ({}, 16),
@@ -31,7 +33,11 @@ SMALL = {
 }
 
 
-LARGE = ("resnet20x5", "resnet56-he")  # two widths are enough: their class is tried at all of them by others
+LARGE = (
+    "resnet20x5",
+    "resnet56-he",
+    "vgg-speed-small",
+)  # two widths are enough: their class is tried at all of them by others
 
 
 def small(name, **more):

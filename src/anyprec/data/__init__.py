@@ -6,7 +6,7 @@ for images, labels in batches(data, 128, augment="crop-flip", train=True, seed=0
 
 from anyprec.data.augment import AUGMENTS, Augment
 from anyprec.data.catalog import DATASETS, Spec, load_data
-from anyprec.data.loader import batches, steps_per_epoch
+from anyprec.data.loader import batches, preprocessing_of, steps_per_epoch
 from anyprec.data.masks import IGNORED, VOID, MaskData, Sample
 from anyprec.data.sets import ArrayData, FileData
 
@@ -23,5 +23,6 @@ __all__ = [
     "Spec",
     "batches",
     "load_data",
+    "preprocessing_of",
     "steps_per_epoch",
 ]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from anyprec.data.masks import VOID
-from anyprec.data.sets import centre_square
 from anyprec.errors import DataError
+from anyprec.preprocessing import Preprocessing
 
 Pixels = npt.NDArray[np.uint8]
 Draws = npt.NDArray[np.float64]
@@ -30,18 +30,25 @@ ATTEMPTS = 10  # tries at a random box that fits into the photograph, before the
 class Augment:
     """One setting. Fields left at their default do nothing.
 
-    pad:    training: so many zeros on each side, then a random crop back to the size the image had
+    pad:    training: so many pixels on each side, then a random crop back to the size the image had
+    fill:   what these are: "zeros" or "reflect", the image mirrored at its edge
     flip:   training: mirror every second image, left to right
+    turns:  flip: an image is mirrored in every second epoch, not by chance, so that no image is seen twice alike in
+            two epochs that follow each other
+    cutout: training: a square of this side, anywhere in the image, is set to grey
     resize: always: squeeze or stretch to resize x resize
     side:   photographs, training: a random box of `area` (share of the image) and `ratio` (width / height),
-            resized to side x side; testing: short side to `short`, then the middle side x side
+            resized to side x side; testing: resized to cover short x short, then the middle side x side
     cut:    photographs with masks, training: scaled by a random factor of `scale`, then a random part of height x
             width, filled up where the image is smaller; testing: as they are
     """
 
     name: str
     pad: int = 0
+    fill: str = "zeros"
     flip: bool = False
+    turns: bool = False
+    cutout: int = 0
     resize: int = 0
     side: int = 0
     short: int = 0
@@ -55,6 +62,12 @@ class Augment:
             raise DataError(
                 f"augment {self.name!r}: pad={self.pad}, resize={self.resize}, side={self.side} must be 0 "
                 "or more, and side goes with neither of the others"
+            )
+        whole = self.pad or not (self.turns or self.cutout or self.fill != "zeros")
+        if self.fill not in ("zeros", "reflect") or self.cutout < 0 or not (self.flip or not self.turns) or not whole:
+            raise DataError(
+                f"augment {self.name!r}: fill={self.fill!r} must be 'zeros' or 'reflect', cutout={self.cutout} 0 or "
+                f"more, turns={self.turns} goes with flip, and all three with pad"
             )
         (low, high), (thin, wide) = self.area, self.ratio
         if self.side and not (self.side <= self.short and 0 < low <= high <= 1 and 0 < thin <= wide):
@@ -75,6 +88,8 @@ class Augment:
         """Random numbers an image needs, rounded up to blocks of 4; 0 where nothing is random."""
         if self.side:
             return 24  # area and ratio of every attempt, left, top, flip
+        if self.cutout:
+            return 8  # top, left, flip, unused, top and left of the square
         return 4 if self.pad or self.flip or self.cut[0] else 0  # top, left, flip, scale
 
     def shape(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -84,22 +99,39 @@ class Augment:
         side = self.side or self.resize
         return (side, side, shape[2]) if side else shape
 
+    def preprocessing(
+        self, shape: tuple[int, int, int], mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> Preprocessing:
+        """What testing does to the images of a data set, given their shape (side: that of photographs does not count).
+
+        A square of another size is resized, so that covering and stretching are one; other shapes are stretched.
+        """
+        if self.side:
+            return Preprocessing(mean, std, (self.side, self.side), to=(self.short, self.short))
+        if self.resize:
+            how = "cover" if shape[0] == shape[1] else "stretch"
+            return Preprocessing(mean, std, (self.resize, self.resize), how)
+        return Preprocessing(mean, std, shape[:2])
+
     def apply(self, images: Pixels, draws: Draws | None) -> Pixels:
-        """Augment a batch of equal-sized images; `draws` (n, each) in training, None in testing."""
+        """Augment a batch of equal-sized images for training, by `draws` (n, each); None where nothing is random."""
+        assert draws is not None or not self.each, "testing goes through Preprocessing"
         assert not self.side and not self.cut[0], "photographs go through view() or cut_pair()"
         if draws is not None and self.pad:
-            images = crop(images, self.pad, draws[:, 0], draws[:, 1])
+            images = crop(images, self.pad, draws[:, 0], draws[:, 1], self.fill)
         if draws is not None and self.flip:
             images = mirror(images, draws[:, 2] < 0.5)
+        if draws is not None and self.cutout:
+            images = cut_out(images, self.cutout, draws[:, 4], draws[:, 5])
         if self.resize:
             images = resize(images, self.resize)
         return images
 
     def view(self, image: Any, draw: Draws | None) -> Pixels:
-        """Cut an open photograph down to side x side; `draw` (each,) in training, None in testing."""
-        if draw is None:
-            return centre_square(image, self.short, self.side)
+        """Cut an open photograph down to side x side, by `draw` (each,)."""
         from PIL import Image
+
+        assert draw is not None, "testing goes through Preprocessing"
 
         left, top, width, height = random_box(image.size, draw, self.area, self.ratio)
         cut = image.crop((left, top, left + width, top + height))
@@ -149,6 +181,9 @@ AUGMENTS: dict[str, Augment] = {
         Augment("none"),
         Augment("crop", pad=1),  # digits: a mirrored 3 is no 3
         Augment("crop-flip", pad=4, flip=True),  # the paper's CIFAR-10 setting
+        # Small shifts, for networks that see each image a dozen times, not hundreds.
+        Augment("reflect-flip", pad=2, fill="reflect", flip=True, turns=True),
+        Augment("reflect-flip-cutout", pad=2, fill="reflect", flip=True, turns=True, cutout=8),
         Augment("svhn", resize=40),  # the input size of CNN-8; nothing random
         Augment("imagenet", side=224, short=256, flip=True),
         Augment("voc", cut=(513, 513), scale=(0.5, 2.0), flip=True),  # DeepLab's
@@ -169,11 +204,16 @@ def find_augment(augment: str | Augment) -> Augment:
     return AUGMENTS[augment]
 
 
-def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws) -> Pixels:
-    """Pad with zeros (black: it is done before normalising), then cut the old size at a random offset."""
+def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws, fill: str = "zeros") -> Pixels:
+    """Pad with zeros (black: it is done before normalising) or mirrored, then cut the old size at a random offset."""
     n, height, width, channels = images.shape
-    padded = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), np.uint8)
-    padded[:, pad : pad + height, pad : pad + width] = images
+    if fill == "reflect":
+        if pad >= min(height, width):
+            raise DataError(f"images of {height}x{width} cannot be mirrored by {pad} pixels; choose another augment")
+        padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), "reflect")
+    else:
+        padded = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), np.uint8)
+        padded[:, pad : pad + height, pad : pad + width] = images
     offsets = 2 * pad + 1  # 0..2 pad
     by_image, by_row, by_pixel, _ = padded.strides
     # Every possible window as a view without a copy; one gather then copies n of them, row by row (width *
@@ -188,12 +228,41 @@ def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws) -> Pixels:
     return windows[np.arange(n), top, left].reshape(images.shape)  # (n, H, W, C) uint8
 
 
+def cut_out(images: Pixels, side: int, tops: Draws, lefts: Draws) -> Pixels:
+    """Set a square of side x side to grey (128), whole inside the image. Works in place: pass an array of your own."""
+    n, height, width, _ = images.shape
+    if side > min(height, width):
+        raise DataError(f"a square of {side}x{side} does not fit into images of {height}x{width}")
+    top = (tops * (height - side + 1)).astype(np.intp)
+    left = (lefts * (width - side + 1)).astype(np.intp)
+    rows, columns = top[:, None] + np.arange(side), left[:, None] + np.arange(side)  # (n, side)
+    images[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]] = 128
+    return images
+
+
 def mirror(images: Pixels, which: npt.NDArray[np.bool_]) -> Pixels:
     """Left to right, the images where `which` is true. Works in place: pass an array of your own."""
     n, height, width, channels = images.shape
     pixels = images.view(f"V{channels}").reshape(n, height, width)  # moves whole pixels: 2.5 x faster than bytes
     pixels[which] = pixels[which][:, :, ::-1]
     return pixels.view(np.uint8).reshape(images.shape)
+
+
+def prepared(images: Pixels, how: Preprocessing) -> Pixels:
+    """(n, H, W, C) -> what `how.pixels` makes of each as a picture; from square to square without Pillow."""
+    old = images.shape[1], images.shape[2]
+    new = how.resized(old)
+    if new != old and (how.filter != "bilinear" or old[0] != old[1] or new[0] != new[1]):
+        from PIL import Image
+
+        grey = images.shape[3] == 1
+        return np.stack([how.pixels(Image.fromarray(image[:, :, 0] if grey else image)) for image in images])
+    if new != old:
+        images = resize(images, new[0])
+    if how.size is None or new == how.size:
+        return images
+    top, left = how.corner(new)
+    return images[:, top : top + how.size[0], left : left + how.size[1]]
 
 
 def resize(images: Pixels, side: int) -> Pixels:

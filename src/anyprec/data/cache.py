@@ -1,4 +1,5 @@
-"""Unpacked files in the user's cache folder: source file in, its unpacked bytes out. Called by `cifar10`.
+"""Unpacked files in the user's cache folder: source file in, its unpacked bytes out. Called by `cifar10`. Downloaded
+models (anyprec.models) lie in the same folder.
 
 Unpacking a CIFAR-10 batch takes 3.5 s, reading it back 0.05 s. An entry is named after the SHA-256 of its
 source, so a changed source is another entry; it ends in the SHA-256 of its content, so a damaged entry is
@@ -16,9 +17,14 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/anyprec, else ~/.cache/anyprec. Safe to delete at any time."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "anyprec"
+    """$ANYPREC_CACHE, else $XDG_CACHE_HOME/anyprec, else ~/.cache/anyprec. Safe to delete at any time.
+
+    A relative XDG_CACHE_HOME counts as none, as its specification has it.
+    """
+    if own := os.environ.get("ANYPREC_CACHE"):
+        return Path(own).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")) / "anyprec"
 
 
 def unpacked(source: Path, size: int, unpack: Callable[[bytes], bytes]) -> bytes:

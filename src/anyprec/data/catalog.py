@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from anyprec.data import annotated, cifar10, digits, draws, folder, idx, svhn, voc
+from anyprec.data.augment import Augment, find_augment
 from anyprec.data.download import Remote, fetch, locked, unpack
 from anyprec.data.masks import MaskData
-from anyprec.data.sets import ArrayData, FileData
+from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD, ArrayData, FileData
 from anyprec.errors import DataError
+from anyprec.preprocessing import Preprocessing
 
 SPLITS = ("train", "test")
 Data = ArrayData | FileData | MaskData
@@ -36,6 +38,21 @@ class Spec:
     archives: Callable[[Path, str], list[Remote]] | None = (
         None  # what a download fetches; None: it cannot be downloaded
     )
+    # Known without reading it. shape: H, W, C of its images, None where the user's files say; masks have no size.
+    shape: tuple[int, int, int] | None = None
+    classes: tuple[str, ...] = ()  # empty: the user's
+    mean: tuple[float, ...] = PHOTO_MEAN  # of x/255, per channel
+    std: tuple[float, ...] = PHOTO_STD
+    masks: bool = False
+
+    def preprocessing(self, augment: str | Augment | None = None) -> Preprocessing | None:
+        """What testing does to its images if it is trained with `augment`; None where only the files can say."""
+        if self.masks:
+            return Preprocessing(self.mean, self.std)
+        how = find_augment(self.augment if augment is None else augment)
+        if self.shape is None and not (how.side or how.resize):
+            return None
+        return how.preprocessing(self.shape or (how.resize, how.resize, 3), self.mean, self.std)
 
 
 DATASETS: dict[str, Spec] = {
@@ -46,6 +63,10 @@ DATASETS: dict[str, Spec] = {
             "1,797 handwritten digits, 8x8 grey, embedded in the package",
             digits.read_digits,
             "crop",
+            shape=(8, 8, 1),
+            classes=digits.CLASSES,
+            mean=digits.MEAN,
+            std=digits.STD,
         ),
         Spec(
             "cifar10",
@@ -55,6 +76,10 @@ DATASETS: dict[str, Spec] = {
             cifar10.LAYOUT,
             cifar10.find,
             cifar10.archives,
+            shape=(32, 32, 3),
+            classes=cifar10.CLASSES,
+            mean=cifar10.MEAN,
+            std=cifar10.STD,
         ),
         Spec(
             "svhn",
@@ -64,6 +89,10 @@ DATASETS: dict[str, Spec] = {
             svhn.LAYOUT,
             svhn.find,
             svhn.archives,
+            shape=(32, 32, 3),
+            classes=svhn.CLASSES,
+            mean=svhn.MEAN,
+            std=svhn.STD,
         ),
         Spec(
             "fashion-mnist",
@@ -73,6 +102,10 @@ DATASETS: dict[str, Spec] = {
             idx.LAYOUT,
             idx.find,
             idx.archives,
+            shape=(28, 28, 1),
+            classes=idx.CLASSES,
+            mean=idx.MEAN,
+            std=idx.STD,
         ),
         Spec(
             "imagenet",
@@ -80,6 +113,7 @@ DATASETS: dict[str, Spec] = {
             folder.read_imagenet,
             "imagenet",
             folder.IMAGENET_LAYOUT,
+            shape=(folder.PHOTO, folder.PHOTO, 3),
         ),
         Spec("folder", "your own images, one folder a class", folder.read_folder, "imagenet", folder.LAYOUT),
         Spec(
@@ -88,6 +122,8 @@ DATASETS: dict[str, Spec] = {
             annotated.read_camvid,
             "camvid",
             annotated.CAMVID_LAYOUT,
+            classes=annotated.CAMVID_CLASSES,
+            masks=True,
         ),
         Spec(
             "voc",
@@ -95,6 +131,8 @@ DATASETS: dict[str, Spec] = {
             voc.read_voc,
             "voc",
             voc.LAYOUT,
+            classes=voc.CLASSES,
+            masks=True,
         ),
         Spec(
             "voc-animals",
@@ -102,8 +140,10 @@ DATASETS: dict[str, Spec] = {
             annotated.read_animals,
             "voc",
             annotated.ANIMALS_LAYOUT,
+            classes=voc.CLASSES,
+            masks=True,
         ),
-        Spec("masks", "your own images, a mask each", annotated.read_masks, "voc", annotated.LAYOUT),
+        Spec("masks", "your own images, a mask each", annotated.read_masks, "voc", annotated.LAYOUT, masks=True),
     )
 }
 
@@ -162,6 +202,17 @@ def _limited(data: Data, split: str, limit: int | None) -> Data:
             f"limit={limit!r} is not allowed; {data.name} has {len(data)} {split} images: give 1..{len(data)}"
         )
     return some_of(data, limit)
+
+
+def hold_out(data: Data, count: int) -> tuple[Data, Data]:
+    """(rest, held out): a fixed choice of `count` images, each class as often as in the whole; both in their order."""
+    if not 0 < count < len(data):
+        raise DataError(
+            f"validation={count} is not allowed; {data.name} has {len(data)} training images: give 1..{len(data) - 1}"
+        )
+    labels = np.zeros(len(data), np.int64) if isinstance(data, MaskData) else data.labels
+    order = draws.stratify(labels)
+    return data.take(np.sort(order[:-count])), data.take(np.sort(order[-count:]))
 
 
 def some_of(data: Data, count: int) -> Data:

@@ -7,10 +7,12 @@ whole. Called by `catalog` where the user asked for a download.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import os
 import shutil
+import stat
 import tarfile
 import time
 import urllib.error
@@ -20,9 +22,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
+from anyprec import files
 from anyprec.errors import ChecksumError, DataError
 
+SCHEMES = ("http", "https")
+LOCK = ".anyprec-download.lock"
 CHUNK = 1 << 18
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; doubled after every further one
@@ -59,7 +65,7 @@ def fetch(url: str, path: str | Path, *, checksum: str | None = None, size: int 
     nothing could tell whether the two parts belong together.
     """
     path = Path(path)
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if urllib.parse.urlsplit(url).scheme not in SCHEMES:
         raise DataError(f"url {url!r} cannot be downloaded; only http:// and https:// can")
     if checksum is not None:
         _hasher(checksum)
@@ -69,18 +75,30 @@ def fetch(url: str, path: str | Path, *, checksum: str | None = None, size: int 
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if checksum is None:
+        if checksum is None or not _is_ours(part):
             part.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from error
     _download(url, part, size)
     try:
         _verify(part, checksum, size, f"the download of {url} was deleted; try again, or get the file by hand")
+        os.replace(part, path)
     except DataError:
         part.unlink(missing_ok=True)  # going on from wrong bytes could never end well
         raise
-    os.replace(part, path)
+    except OSError as error:
+        raise files.cannot_write(path, error, DataError) from error
     return path
+
+
+def _is_ours(part: Path) -> bool:
+    """Whether a download may go on in this file. A link, or a file of somebody else's, is not written to."""
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return False
+    mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and mine
 
 
 def _download(url: str, part: Path, size: int | None) -> None:
@@ -99,16 +117,57 @@ def _download(url: str, part: Path, size: int | None) -> None:
     raise AssertionError("the last try returns or raises")
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https, and from https to https alone."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        before, after = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
+        if after not in SCHEMES or (before == "https" and after != "https"):
+            allowed = "https:// is" if before == "https" else "http:// and https:// are"
+            raise DataError(
+                f"cannot download {req.full_url}: it redirects to {newurl}, and from {before}:// only {allowed} "
+                "followed; get the file by hand"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        # The base class looks at the scheme first, and refuses with an HTTPError what is refused above in our words.
+        target = urllib.parse.urljoin(req.full_url, headers.get("location") or headers.get("uri") or "")
+        if urllib.parse.urlsplit(target).scheme not in SCHEMES:
+            fp.close()
+            self.redirect_request(req, fp, code, msg, headers, target)
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+def _open(request: urllib.request.Request) -> Any:
+    # No handlers for file:, ftp: and data:, whatever a server or an environment asks for.
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Redirects(),
+    ):
+        opener.add_handler(handler)
+    return opener.open(request, timeout=TIMEOUT)
+
+
 def _transfer(url: str, part: Path, size: int | None) -> None:
     """One try: ask for what is missing of `part` and append it."""
-    have = part.stat().st_size if part.exists() else 0
+    have = part.lstat().st_size if _is_ours(part) else 0
     if size is not None and have >= size:
         return  # complete (or too long): the checksum decides
     request = urllib.request.Request(url, headers={"User-Agent": "anyprec", "Accept-Encoding": "identity"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        with _open(request) as response:
             # 206 goes on at `have`; a server that knows no ranges sends 200 and the whole file.
             resumed = response.status == 206 and _range_start(response.headers.get("Content-Range")) == have
             if response.status == 206 and not resumed:
@@ -116,7 +175,7 @@ def _transfer(url: str, part: Path, size: int | None) -> None:
                 raise _Retry("the server sent another part than was asked for")
             length = response.headers.get("Content-Length")
             expected = None if length is None or not length.isdigit() else int(length) + (have if resumed else 0)
-            _copy(response, part, have if resumed else 0, expected or size)
+            _copy(response, part, have if resumed else 0, expected or size, size)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416:  # nothing beyond `have`: complete, or another file than it was
@@ -136,24 +195,44 @@ def _transfer(url: str, part: Path, size: int | None) -> None:
         raise _Retry(str(error) or type(error).__name__) from error
 
 
-def _copy(response: http.client.HTTPResponse, part: Path, have: int, expected: int | None) -> None:
-    """Append the response to `part` from byte `have` on. A short answer is worth another try."""
+def _copy(response: http.client.HTTPResponse, part: Path, have: int, expected: int | None, size: int | None) -> None:
+    """Append the response to `part` from byte `have` on. A short answer is worth another try; one that goes on past
+    the known size is not, and ends there.
+    """
     from anyprec.progress import Progress
 
     try:
-        file = open(part, "ab" if have else "wb")  # noqa: SIM115 (the `with` below closes it)
+        file = _go_on(part, have) if have else files.new_file(part)
     except OSError as error:
-        raise DataError(f"cannot write {part}: {error.strerror}; choose another folder") from error
+        raise files.cannot_write(part, error, DataError) from error
     with file, Progress(part.stem, total=expected, unit="B", done=have) as bar:
-        while block := response.read(CHUNK):
+        while block := response.read(CHUNK if size is None else min(CHUNK, size - have + 1)):
+            have += len(block)
+            if size is not None and have > size:
+                part.unlink(missing_ok=True)
+                raise DataError(
+                    f"{response.geturl()} sent more than the {size} bytes that the file has; the download was stopped "
+                    f"and deleted; get the file by hand and save it as {part.with_suffix('')}"
+                )
             try:
                 file.write(block)
+                file.flush()  # so that a full disk shows here
             except OSError as error:
-                raise DataError(f"cannot write {part}: {error.strerror}; make room or choose another folder") from error
-            have += len(block)
+                raise files.cannot_write(part, error, DataError) from error
             bar.update(len(block))
     if expected is not None and have < expected:
         raise _Retry(f"the connection ended after {have} of {expected} bytes")
+
+
+def _go_on(part: Path, have: int) -> BinaryIO:
+    """The part that is there, to append to; never through a link that has taken its place."""
+    flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    file = os.fdopen(os.open(part, flags), "ab")
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size != have:
+        file.close()
+        raise OSError(errno.EBUSY, "it was changed by somebody else")
+    return file
 
 
 def _range_start(header: str | None) -> int | None:
@@ -210,7 +289,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
                 target = folder.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part = target.with_name(target.name + ".part")
-                with source, open(part, "wb") as file:
+                with source, files.new_file(part) as file:
                     shutil.copyfileobj(source, file, 1 << 20)
                 os.replace(part, target)
     except (tarfile.TarError, EOFError, zlib.error) as error:
@@ -222,28 +301,5 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time download into `folder`; those of a distributed run all ask at once."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: start the download once by hand before a distributed run
+    with files.locked(folder, LOCK, wait=True):
         yield
-        return
-    lock = folder / ".anyprec-download.lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            handle = os.open(lock, os.O_CREAT | os.O_RDWR)
-            with contextlib.suppress(OSError):  # file systems without locks: no worse than on Windows
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            # If whoever held it before has removed it, a lock on the removed file would keep nobody out: try
-            # again.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), lock.stat()):
-                    break
-            os.close(handle)
-    except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}; choose another folder") from error
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from anyprec.data import draws
-from anyprec.data.augment import Augment, Pixels, find_augment
+from anyprec.data.augment import Augment, Pixels, find_augment, prepared
 from anyprec.data.masks import IGNORED, VOID, MaskData
 from anyprec.data.sets import ArrayData, FileData
 from anyprec.errors import DataError
+from anyprec.preprocessing import CHANNELS, Preprocessing
 
 Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
@@ -46,6 +47,7 @@ def batches(
     rank: int = 0,
     world: int = 1,
     drop_last: bool | None = None,
+    preprocessing: Preprocessing | None = None,
     prefetch: int = 2,
 ) -> Iterator[Batch]:
     """One epoch of batches from batch `start` on.
@@ -53,6 +55,7 @@ def batches(
     batch_size: of all processes together; this one gets rows rank::world of each batch
     train:      shuffle, augment at random, drop the last incomplete batch; else none of these
     drop_last:  overrides that; a kept last batch may leave some ranks fewer rows, or none
+    preprocessing: of testing; by default what follows from the data set and `augment`
     prefetch:   batches a background thread prepares ahead; 0 prepares each when asked for
     """
     if not isinstance(data, (ArrayData, FileData, MaskData)):
@@ -92,13 +95,22 @@ def batches(
         return _prefetched(prepare_masks, todo, prefetch) if prefetch else (prepare_masks(step) for step in todo)
 
     order = draws.shuffle(len(data), seed, epoch) if train else np.arange(len(data))
-    normalise = normaliser(data.mean, data.std, how.shape(data.shape))
+    turned = draws.turn(len(data), seed, epoch) if train and how.turns else None
+    if not train:
+        read = testing_reader(data, preprocessing or preprocessing_of(data, how))
+    else:
+        normalise = normaliser(data.mean, data.std, how.shape(data.shape))
 
     def prepare(step: int) -> Batch:
         first = step * batch_size
         rows = order[first : first + batch_size]
-        chance = draws.uniform(seed, epoch, first, len(rows), how.each)[rank::world] if train and how.each else None
+        if not train:
+            rows = rows[rank::world]
+            return read(rows), data.labels[rows]
+        chance = draws.uniform(seed, epoch, first, len(rows), how.each)[rank::world] if how.each else None
         rows = rows[rank::world]
+        if turned is not None and chance is not None:
+            chance[:, 2] = np.where(turned[rows], 0.0, 1.0)  # what `apply` mirrors by
         return normalise(_pixels(data, rows, how, chance)), data.labels[rows]
 
     todo = range(start, steps)
@@ -134,13 +146,51 @@ def _masked(data: MaskData, rows: npt.NDArray[np.int64], how: Augment, chance: n
     return normaliser(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images), labels  # (n, H, W) int64
 
 
+def preprocessing_of(data: ArrayData | FileData | MaskData, augment: str | Augment = "none") -> Preprocessing:
+    """What testing does to the images of a data set that is trained with `augment`; with masks they keep their size."""
+    if isinstance(data, MaskData):
+        return Preprocessing(data.mean, data.std)
+    return find_augment(augment).preprocessing(data.shape, data.mean, data.std)
+
+
+def check_channels_fit(data: ArrayData | FileData | MaskData, channels: int) -> None:
+    if data.shape[2] != channels:
+        has, takes = (CHANNELS.get(n, f"{n}-channel") for n in (data.shape[2], channels))
+        raise DataError(
+            f"{data.name} has {has} images, the network takes {takes} ones; name one like that of its training"
+        )
+
+
+def testing_pixels(data: ArrayData | FileData, how: Preprocessing) -> Callable[[npt.NDArray[np.int64]], Pixels]:
+    """A function from rows of the data set to (n, H, W, C) uint8: what `how` makes of the pictures they are."""
+    if isinstance(data, FileData):
+        return lambda rows: data.read(rows, lambda image, _: how.pixels(image))
+    check_channels_fit(data, how.channels)
+    return lambda rows: prepared(data.read(rows), how)
+
+
+def testing_reader(
+    data: ArrayData | FileData, how: Preprocessing
+) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]:
+    """The same, normalized: (n, H, W, C) float32."""
+    pixels = testing_pixels(data, how)
+    shape = (*(how.size or data.shape[:2]), how.channels)
+    normalise = normaliser(how.mean, how.std, shape)
+
+    def read(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        # The last, incomplete batch may have fewer images than there are processes.
+        return normalise(pixels(rows) if len(rows) else np.empty((0, *shape), np.uint8))
+
+    return read
+
+
 def _pixels(
     data: ArrayData | FileData,
     rows: npt.NDArray[np.int64],
     how: Augment,
     chance: npt.NDArray[np.float64] | None,
 ) -> Pixels:
-    if len(rows) == 0:  # the last, incomplete batch had fewer images than there are processes
+    if len(rows) == 0:  # a kept last batch had fewer images than there are processes
         return np.empty((0, *how.shape(data.shape)), np.uint8)
     if how.side:
         assert isinstance(data, FileData)

@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD, check_channels, check_indices, pillow_open, to_rgb, undecodable
+from anyprec.data.sets import (
+    PHOTO_MEAN,
+    PHOTO_STD,
+    check_channels,
+    check_indices,
+    pillow_open,
+    undecodable,
+    upright_size,
+)
 from anyprec.errors import AnyprecError, DataError, MissingExtra
+from anyprec.preprocessing import orientation, upright
 
 if TYPE_CHECKING:
     from anyprec.data.augment import Augment
@@ -154,12 +163,18 @@ class MaskData:
 def decode_image(sample: Sample) -> Pixels:
     try:
         with pillow_open()(_source(sample.image)) as image:
-            image.load()
-            return np.asarray(to_rgb(image))
+            turned = orientation(image)
+            pixels = np.asarray(upright(image, 3))
     except MissingExtra:
         raise
     except Exception as error:  # whatever Pillow stumbles over, the user needs the name
         raise undecodable(_title(sample, sample.image), error) from error
+    if turned != 1:  # a mask may have been drawn over the picture as stored or as seen: nobody can tell
+        raise DataError(
+            f"{_title(sample, sample.image)} is stored turned (EXIF orientation {turned}), and its mask does not say "
+            "which way it lies; store both upright, without EXIF"
+        )
+    return pixels
 
 
 def decode_mask(sample: Sample) -> Pixels:
@@ -207,7 +222,8 @@ def _stacked(pairs: Sequence[tuple[Pixels, Pixels]]) -> tuple[Pixels, Pixels]:
 def _header(sample: Sample) -> tuple[int, int]:
     try:
         with pillow_open()(_source(sample.image)) as image:
-            return image.height, image.width
+            width, height = upright_size(image)
+            return height, width
     except AnyprecError:
         raise
     except Exception as error:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.errors import DataError, MissingExtra
+from anyprec.errors import DataError, InputError, MissingExtra
+from anyprec.preprocessing import Preprocessing, orientation, upright
 
 # Channel statistics of x/255 over ImageNet's training images; the customary ones for photographs.
 PHOTO_MEAN, PHOTO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -121,9 +122,10 @@ class FileData:
     def read(
         self, indices: npt.ArrayLike, view: View | None = None, draws: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.uint8]:
-        """Decode: short side to `size`, middle square; or what `view` cuts out, with rows of `draws`."""
+        """Decode: resized to cover `size` x `size`, the middle of it; or what `view` cuts out, with rows of `draws`."""
         open_image = pillow_open()
         rows = check_indices(indices, len(self), self.name)
+        usual = Preprocessing(self.mean, self.std, (self.size, self.size))
 
         def decode(i: int) -> npt.NDArray[np.uint8]:
             path = self.root / self.paths[rows[i]]
@@ -131,13 +133,13 @@ class FileData:
             # struct.error, DecompressionBombError ...): whatever it is, the user needs the name of the file.
             try:
                 with open_image(path) as image:
-                    image.load()
-                    rgb = to_rgb(image)
+                    rgb = upright(image, 3)
             except Exception as error:
                 raise undecodable(path, error) from error
-            if view is None:
-                return centre_square(rgb, self.size, self.size)
-            return view(rgb, None if draws is None else draws[i])
+            try:
+                return usual.pixels(rgb) if view is None else view(rgb, None if draws is None else draws[i])
+            except InputError as error:
+                raise DataError(f"{path}: {error}") from error
 
         if len(rows) == 0:
             return np.empty((0, self.size, self.size, 3), np.uint8)
@@ -162,34 +164,21 @@ class FileData:
         )
 
 
-def to_rgb(image: Any) -> Any:
-    """Grey, palette, CMYK and transparent images become RGB; transparency is dropped."""
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # straight to RGB, Pillow warns
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def centre_square(image: Any, short: int, side: int) -> npt.NDArray[np.uint8]:
-    """Short side to `short`, the other in proportion (rounded down), then the middle `side` x `side`."""
-    width, height = image.size
-    if min(width, height) != short:
-        width, height = (
-            (short, max(short, short * height // width)) if width <= height else (short * width // height, short)
-        )
-        image = image.resize((width, height), _bilinear())
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    return np.asarray(image.crop((left, top, left + side, top + side)))  # (side, side, 3) uint8
-
-
 def image_size(path: Path) -> tuple[int, int]:
-    """(width, height) from the header of an image file."""
+    """(width, height) of an image file as it is seen upright, from its header."""
     try:
         with pillow_open()(path) as image:
-            return image.size
+            return upright_size(image)
     except MissingExtra:
         raise
     except Exception as error:
         raise undecodable(path, error) from error
+
+
+def upright_size(image: Any) -> tuple[int, int]:
+    """(width, height); a camera held sideways stores them the other way round."""
+    width, height = image.size
+    return (height, width) if orientation(image) >= 5 else (width, height)
 
 
 def undecodable(path: Path | str, error: Exception) -> DataError:
@@ -205,12 +194,6 @@ def pillow_open() -> Callable[[Path], Any]:
             "reading image files needs Pillow, which is not installed; run: pip install pillow"
         ) from error
     return Image.open
-
-
-def _bilinear() -> Any:
-    from PIL import Image
-
-    return Image.Resampling.BILINEAR
 
 
 def _check_labels(labels: npt.NDArray[Any], count: int, classes: tuple[str, ...], name: str) -> npt.NDArray[np.int64]:

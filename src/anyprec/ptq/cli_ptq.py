@@ -15,15 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyprec.arguments import positive
 from anyprec.bits import FLOAT, parse_widths
 from anyprec.data import DATASETS, batches, load_data
-from anyprec.errors import CheckpointError, DataError, RecipeError, UncalibratedBits
+from anyprec.data.catalog import Data
+from anyprec.errors import CheckpointError, RecipeError, UncalibratedBits
+from anyprec.files import locked, make_folder, write_text
+from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.ptq.aciq import mean_bits
 from anyprec.ptq.methods import METHODS, NESTING, check_method, integer_widths, quantize
-from anyprec.train.checkpoint import load_model, load_state, save_model
-from anyprec.train.cli_evaluate import model_file, recipe_of
+from anyprec.train.checkpoint import facts_of, load_model, load_state, save_model
+from anyprec.train.cli_evaluate import check_fits, model_file, preprocessing_for, recipe_of, sized_as_trained
 from anyprec.train.evaluate import evaluate, to_tensor
+from anyprec.train.processes import usable_device
 from anyprec.train.recipe import Recipe
 from anyprec.train.run import eval_augment
 from anyprec.train.switch import widths_of
@@ -46,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", help="name of the data set (default: the one of the model's recipe)")
     parser.add_argument("--net", metavar="NAME", help="network of a file of float weights, where it cannot be told")
     parser.add_argument("--quantizer", choices=NESTING, default="lsq", help="grid of bs and bc (default: lsq, linear)")
-    parser.add_argument("--images", type=int, default=512, help="training images to look at (default: 512)")
-    parser.add_argument("--limit", type=int, help="test on this many images (default: all)")
-    parser.add_argument("--batch-size", type=int, default=500, help="of testing (default: 500)")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", type=positive, default=512, help="training images to look at (default: 512)")
+    parser.add_argument("--limit", type=positive, help="test on this many images (default: all)")
+    parser.add_argument("--batch-size", type=positive, default=500, help="of testing (default: 500)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
     parser.add_argument("--out", metavar="DIR", help="save results in DIR, and models as DIR/bs and DIR/bc")
     parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else on stdout")
@@ -58,12 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = parse_methods(args.method)
     widths = integer_widths(parse_widths(args.widths))
-    if args.images < 1:
-        raise DataError(f"--images {args.images} is not a number of images; give at least 1, such as 512")
     source, recipe = float_model(args.model, args.net, args.dataset)
-    source.to(args.device)
+    source.to(usable_device(args.device))
+    with locked(args.out) if args.out else nullcontext():
+        return compare(args, methods, widths, source, recipe)
+
+
+def compare(
+    args: argparse.Namespace, methods: list[str], widths: tuple[int, ...], source: nn.Module, recipe: Recipe
+) -> int:
     training = load_data(recipe.data, "train", args.data, limit=args.images)
     test = load_data(recipe.data, "test", args.data, limit=args.limit)
+    kept = kept_facts(args.model, training, test, recipe)
     loader = training_batches(training, recipe, args.device)
     at_once = min(args.batch_size, recipe.eval_batch_size) if test.task == "segmentation" else args.batch_size
     out = open_folder(args.out, methods, args.overwrite)
@@ -71,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     def tested(model: nn.Module, settings: tuple[int, ...]) -> Results:
         return evaluate(
             model, test, settings, augment=eval_augment(recipe.augment), batch_size=at_once, device=args.device,
-            progress=not args.json,
+            progress=not args.json, preprocessing=Preprocessing.from_dict(kept["preprocessing"]),
         )  # fmt: skip
 
     done: dict[str, Results] = {}
@@ -87,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
                 spent = {str(k): bits for k, bits in mean_bits(model).items() if k in widths}
             elif out is not None:
                 accuracy = {**done[method], FLOAT: plain} if args.limit is None else {}
-                save(model, out / method, recipe, method, args, accuracy)
+                save(model, out / method, recipe, method, args, accuracy, kept)
             if bar is not None:
                 bar.update(method=method)
     record = {
@@ -97,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         "aciq_mean_bits": spent,  # width -> of weights, of input channels
     }  # fmt: skip
     if out is not None:
-        (out / "ptq.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_text(out / "ptq.json", json.dumps(record, indent=2) + "\n")
     print(json.dumps(record) if args.json else table(record))
     return 0
 
@@ -117,11 +128,8 @@ def open_folder(path: str | None, methods: list[str], overwrite: bool) -> Path |
     held = [name for name in ("ptq.json", *(f"{method}/model.pt" for method in methods)) if (out / name).exists()]
     if held and not overwrite:
         raise RecipeError(f"{out} holds {held[0]} already; add --overwrite to replace it, or change --out")
-    try:
-        for method in methods:
-            (out if method == "aciq" else out / method).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write into {out}: {error.strerror}") from error
+    for method in methods:
+        make_folder(out if method == "aciq" else out / method)
     return out
 
 
@@ -153,6 +161,20 @@ def float_model(path: str, net: str | None, dataset: str | None) -> tuple[nn.Mod
     return model, recipe_of(file, dataset)
 
 
+def kept_facts(path: str, training: Data, test: Data, recipe: Recipe) -> dict[str, Any]:
+    """Preprocessing and classes of the source's own training; of weights alone, those of the data set named."""
+    file = model_file(path)
+    try:
+        record = load_state(file)
+    except CheckpointError:  # a file of float weights
+        return facts_of(training, eval_augment(recipe.augment))
+    how = preprocessing_for(file, test)
+    facts = facts_of(training, eval_augment(recipe.augment))
+    check_fits(record, training)
+    sized_as_trained(training, record, file)
+    return facts if how is None else {"preprocessing": how.to_dict(), "classes": list(training.classes)}
+
+
 def training_batches(data: Any, recipe: Recipe, device: str) -> list[torch.Tensor]:
     """Augmented as in training: norms hold the statistics of such images, zero borders and all.
 
@@ -165,12 +187,19 @@ def training_batches(data: Any, recipe: Recipe, device: str) -> list[torch.Tenso
 
 
 def save(
-    model: nn.Module, folder: Path, recipe: Recipe, method: str, args: argparse.Namespace, results: Results
+    model: nn.Module,
+    folder: Path,
+    recipe: Recipe,
+    method: str,
+    args: argparse.Namespace,
+    results: Results,
+    kept: dict[str, Any],
 ) -> None:
     """A folder as `train` leaves one. The accuracy is kept if it is that of the whole test set."""
     extra = {
         "recipe": {**recipe.to_dict(), "net": str(model.zoo_name)},
         "test": {str(k): v for k, v in results.items()},
+        **kept,
         "ptq": {"method": method, "source": Path(args.model).name, "images": args.images, "quantizer": args.quantizer},
     }
     save_model(model, folder / "model.pt", extra)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from anyprec.errors import AnyprecError, DataError
-from anyprec.report.record import RESULT, load, save, write_text
+from anyprec.files import make_folder, write_text
+from anyprec.report.record import RESULT, load, save
 from anyprec.reproduce import figures, gaps, robustness, table1, table2, table3, table4, table5, table6, uca
 from anyprec.reproduce.experiment import Context, Experiment
 from anyprec.reproduce.store import Store, Training
@@ -68,7 +69,7 @@ def conclude(name: str, scale: str, out: Path, store: Store, tell: Callable[[flo
     experiment = EXPERIMENTS[name]
     started = time.monotonic()
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / RESULT).unlink(missing_ok=True)  # an old result beside new pictures would be neither
     torch.manual_seed(0)
     context = Context(scale, store, folder, tell, store.device or "cpu")

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from anyprec.arguments import whole
 from anyprec.errors import AnyprecError
+from anyprec.files import locked
 from anyprec.report.page import write_report
 from anyprec.report.record import load
 from anyprec.reproduce.catalog import EXPERIMENTS, find, is_done, note_run, trainings_of
@@ -23,6 +25,7 @@ from anyprec.reproduce.job import made_up_folder, training_record
 from anyprec.reproduce.pool import DONE, Task, run_jobs
 from anyprec.reproduce.scales import SCALES
 from anyprec.reproduce.store import Store
+from anyprec.train.processes import usable_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=whole(0, 1024),
         default=0,
         metavar="N",
         help="trainings at a time, a thread each (default: cores; 1 on a GPU)",
@@ -62,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.out:
         raise AnyprecError("reproduce needs a folder for what it makes: --out DIR, for example --out runs/small")
-    return reproduce(experiments, args)
+    if args.device:
+        usable_device(args.device)
+    with locked(args.out):
+        return reproduce(experiments, args)
 
 
 def show_list(args: argparse.Namespace) -> int:
@@ -78,7 +84,6 @@ def show_list(args: argparse.Namespace) -> int:
 def reproduce(experiments: list[Experiment], args: argparse.Namespace) -> int:
     started = time.monotonic()
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     check_folder(out, args.scale)
     data = Path(args.data).expanduser().resolve() if args.data else None
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.data.augment import find_augment
-from anyprec.report.record import write_text
+from anyprec.files import write_text
 from anyprec.reproduce.store import Training
 from anyprec.train.joint import joint_step
 from anyprec.train.optimizers import OPTIMIZERS, parameter_groups

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anyprec.errors import MissingExtra
+from anyprec.files import make_folder, written_whole
 from anyprec.report.record import Picture, write_csv
 
 # One colour per width, from the darkest (1 bit) on; readable on white and told apart in grey print
@@ -43,8 +44,9 @@ def figure(path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float
                 for side in ("top", "right"):
                     one.spines[side].set_visible(False)
         drawn.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(path)
+        make_folder(path.parent)
+        with written_whole(path) as file:
+            drawn.savefig(file, format=Path(path).suffix[1:])
     finally:
         plt.close(drawn)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import threading
 import time
@@ -25,7 +24,7 @@ from anyprec.bits import FLOAT
 from anyprec.data import load_data
 from anyprec.data.catalog import Data
 from anyprec.errors import RecipeError
-from anyprec.report.record import write_text
+from anyprec.files import locked, write_text
 from anyprec.reproduce import synthetic
 from anyprec.train.checkpoint import load_model, load_state
 from anyprec.train.compliance import ObservedRun
@@ -96,8 +95,7 @@ def training(recipe: str, *settings: str, after: Training | None = None) -> Trai
 
 def made_up(dataset: str, folder: Path) -> Path | None:
     """The data set of synthetic.py in folder/dataset, made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with locked(folder, wait=True):
         place, ready = folder / dataset, folder / f".{dataset}-ready"
         if dataset in synthetic.MAKERS and not ready.exists():
             shutil.rmtree(place, ignore_errors=True)  # half of it, from a start that was cut off
@@ -156,8 +154,7 @@ class Store:
     def train(self, training: Training, tell: Tell | None = None) -> None:
         """Train, or go on, unless it is done. Two processes that want the same training wait for each other."""
         folder = self.folder(training)
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with locked(folder, wait=True):
             if self.done(training):
                 return
             recipe = replace(training.recipe, save_minutes=SAVE_MINUTES)
@@ -202,22 +199,6 @@ def watched(run: Run, folder: Path, before: float, tell: Tell | None) -> Iterato
     finally:
         stop.set()
         thread.join()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time. The lock goes with the process that holds it, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: do not start two runs in one folder
-        yield
-        return
-    handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def width_name(bits: int) -> str:

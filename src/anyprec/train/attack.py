@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.bits import check_bits, check_widths
-from anyprec.data import ArrayData, FileData, batches, draws
+from anyprec.data import ArrayData, FileData, batches, draws, preprocessing_of
 from anyprec.data.loader import normaliser
 from anyprec.errors import AnyprecError, DataError
+from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.train.evaluate import to_tensor
 from anyprec.train.switch import bits, widths_of
@@ -184,12 +185,14 @@ def attack_matrix(
     *,
     attack_all: bool = False,
     augment: str = "none",
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 250,
     device: str | torch.device = "cpu",
     progress: bool = False,
 ) -> Robustness:
     """Attack every width, defend with every width (all the model has, unless given) and with one drawn per image.
 
+    `preprocessing` is that of the model's training; by default it follows from the data set and `augment`.
     `attack_all` adds the row "all": an attacker who knows that the width is drawn, and attacks them all at once.
     """
     if isinstance(attack, str):
@@ -205,16 +208,17 @@ def attack_matrix(
             pass
     columns: list[int | str] = [*defending, RANDOM]
     right = np.zeros((1 + len(attacked), len(columns)), np.int64)  # the first row is the clean one
+    how = preprocessing or preprocessing_of(data, augment)
     was_training = model.training
     model.eval()
     first = 0
     try:
         with Progress("attack", total=len(data), unit="img") if progress else nullcontext() as bar:
-            for images, labels in batches(data, batch_size, augment=augment):
+            for images, labels in batches(data, batch_size, augment=augment, preprocessing=how):
                 x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
                 right[0] += _right(model, x, y, defending, attack.seed, first, 0)
                 for row, (_, targets) in enumerate(attacked, 1):
-                    moved = perturb(model, x, y, targets, attack, mean=data.mean, std=data.std, first=first)
+                    moved = perturb(model, x, y, targets, attack, mean=how.mean, std=how.std, first=first)
                     right[row] += _right(model, moved, y, defending, attack.seed, first, row)
                 first += len(labels)
                 if bar is not None:

@@ -76,6 +76,12 @@ def calibrate(
         raise
 
 
+@torch.no_grad()
+def estimate_norms(model: nn.Module, widths: Iterable[int], loader: Iterable[Any]) -> None:
+    """Measure the statistics of the norms of `widths` anew, float's too; nothing else of the model changes."""
+    _estimate(model, [_Target(str(k), k, ()) for k in widths], calls_of(model, loader, None, None), None)
+
+
 # --- What to calibrate ------------------------------------------------------------------------------------
 
 

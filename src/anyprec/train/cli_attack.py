@@ -8,12 +8,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from anyprec.arguments import real, seed, whole
 from anyprec.bits import FLOAT, parse_widths
 from anyprec.data import ArrayData, FileData, load_data
 from anyprec.errors import AnyprecError, DataError
 from anyprec.train.attack import ALL, ATTACKS, SCALES, Attack, Robustness, attack_dedicated, attack_matrix
 from anyprec.train.checkpoint import load_model
-from anyprec.train.cli_evaluate import add_model_arguments, model_file, recipe_of
+from anyprec.train.cli_evaluate import add_model_arguments, model_file, preprocessing_for, recipe_of
+from anyprec.train.processes import usable_device
 from anyprec.train.run import eval_augment
 from anyprec.train.switch import widths_of
 
@@ -22,15 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--widths", help="to attack and to defend with, such as 1,2,4,8,32 (default: all it has)")
     parser.add_argument("--attack", choices=ATTACKS, default="fgsm", help="default: fgsm")
-    parser.add_argument("--epsilon", type=float, default=Attack.epsilon, help="the most a value moves (default: 0.007)")
+    parser.add_argument("--epsilon", type=real, default=Attack.epsilon, help="the most a value moves (default: 0.007)")
     parser.add_argument(
         "--scale", choices=SCALES, default="input", help="of epsilon: the normalised input (default), or x/255"
     )
-    parser.add_argument("--steps", type=int, help="of pgd (default: 10)")
-    parser.add_argument(
-        "--step-size", type=float, help="of pgd, in the scale of epsilon (default: 2.5 epsilon / steps)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of random starts and of the random defence (default: 0)")
+    parser.add_argument("--steps", type=whole(1, 1_000_000), help="of pgd (default: 10)")
+    parser.add_argument("--step-size", type=real, help="of pgd, in the scale of epsilon (default: 2.5 epsilon / steps)")
+    parser.add_argument("--seed", type=seed, default=0, help="of random starts and of the random defence (default: 0)")
     parser.add_argument("--all-widths", action="store_true", help="also attack all widths at once")
     parser.add_argument(
         "--dedicated", action="append", default=[], metavar="MODEL", help="also a model of one width; may be repeated"
@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
     attack = attack_of(args)
     path = model_file(args.model)
     recipe = recipe_of(path, args.dataset)
-    model = load_model(path).to(args.device)
+    model = load_model(path).to(usable_device(args.device))
     models = dedicated_models(args.dedicated, args.device)
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     if not isinstance(data, (ArrayData, FileData)):
         raise DataError(f"{data.name} has no label for a whole image; attacks are for classification")
     options = {
-        "augment": eval_augment(recipe.augment), "batch_size": args.batch_size, "device": args.device,
-        "progress": not args.json,
+        "augment": eval_augment(recipe.augment), "preprocessing": preprocessing_for(path, data),
+        "batch_size": args.batch_size, "device": args.device, "progress": not args.json,
     }  # fmt: skip
     widths = parse_widths(args.widths) if args.widths else None
     found = attack_matrix(model, data, widths, attack, attack_all=args.all_widths, **options)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
+from anyprec.arguments import positive
 from anyprec.bits import Profile, parse_widths
 from anyprec.data import batches, load_data
+from anyprec.files import locked
 from anyprec.train.calibrate import calibrate
-from anyprec.train.checkpoint import load_model, load_state, save_model
-from anyprec.train.cli_evaluate import add_model_arguments, model_file, recipe_of
+from anyprec.train.checkpoint import load_model, load_record, save_model
+from anyprec.train.cli_evaluate import add_model_arguments, check_fits, model_file, recipe_of, sized_as_trained
 from anyprec.train.evaluate import to_tensor
+from anyprec.train.processes import usable_device
 from anyprec.train.switch import widths_of
 
 
@@ -18,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--widths", default="3,5-7", help="default: 3,5-7")
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
-    parser.add_argument("--batches", type=int, default=20, help="training batches to look at (default: 20)")
+    parser.add_argument("--batches", type=positive, default=20, help="training batches to look at (default: 20)")
     parser.add_argument("--out", metavar="FILE", help="write the model here (default: back into MODEL)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -26,16 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = model_file(args.model)
     recipe = recipe_of(path, args.dataset)
-    model = load_model(path).to(args.device)
+    record = load_record(path)
+    model = load_model(path).to(usable_device(args.device))
     data = load_data(recipe.data, "train", args.data, limit=args.limit)
+    check_fits(record, data)
+    sized_as_trained(data, record, path)
     most = recipe.batch_size if data.task == "segmentation" else len(data)
     size = min(args.batch_size, most, len(data))
     source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)
     loader = [to_tensor(images, args.device) for _, (images, _) in zip(range(args.batches), source, strict=False)]
     profiles = [Profile.load(p) for p in args.profile]
     calibrate(model, loader, parse_widths(args.widths), profiles=profiles, progress=not args.json)
-    out = args.out or path
-    save_model(model, out, load_state(path)["extra"])
+    out = Path(args.out or path)
+    with locked(out.parent):
+        save_model(model, out, record["extra"])
     done = {"model": str(out), "widths": list(widths_of(model)), "profiles": [p.name for p in profiles]}
     print(json.dumps(done) if args.json else f"{out} now has widths {', '.join(map(str, done['widths']))}")
     return 0

@@ -9,16 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anyprec.arguments import positive
 from anyprec.bits import Profile, parse_widths
-from anyprec.data import DATASETS, load_data
+from anyprec.data import DATASETS, FileData, load_data
 from anyprec.data.catalog import Data
 from anyprec.data.confusion import Counts, class_iou
-from anyprec.errors import AnyprecError, RecipeError
-from anyprec.train.checkpoint import load_model, load_state, save_state
+from anyprec.data.loader import check_channels_fit
+from anyprec.errors import AnyprecError, DataError, RecipeError
+from anyprec.files import locked
+from anyprec.preprocessing import Preprocessing
+from anyprec.train.checkpoint import load_model, load_record, preprocessing_in, save_state
 from anyprec.train.evaluate import accuracy_table, evaluate
+from anyprec.train.processes import usable_device
 from anyprec.train.recipe import Recipe
 from anyprec.train.run import eval_augment
 from anyprec.train.switch import Setting
+from anyprec.zoo import ZOO
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +41,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a run folder of `anyprec train`, or a model file (.pt)")
     parser.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
     parser.add_argument("--dataset", help="name of the data set (default: the one of the model's recipe)")
-    parser.add_argument("--limit", type=int, help="use this many images (default: all)")
-    parser.add_argument("--batch-size", type=int, default=500, help="default: 500; for masks at most the recipe's")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=positive, help="use this many images (default: all)")
+    parser.add_argument("--batch-size", type=positive, default=500, help="default: 500; for masks at most the recipe's")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
 
 
 def model_file(path: str) -> Path:
@@ -46,7 +52,7 @@ def model_file(path: str) -> Path:
 
 def recipe_of(path: Path, dataset: str | None) -> Recipe:
     """The recipe a model was trained by; `dataset` replaces its data, and is needed where there is no recipe."""
-    record = load_state(path).get("extra", {}).get("recipe")
+    record = load_record(path)["extra"].get("recipe")
     if record is None:
         if dataset is None:
             raise RecipeError(f"{path} does not say which data set it is for; name it with --dataset, such as cifar10")
@@ -54,6 +60,39 @@ def recipe_of(path: Path, dataset: str | None) -> Recipe:
             raise RecipeError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
         record = {"net": "", "data": dataset, "augment": DATASETS[dataset].augment}
     return Recipe.from_dict({**record, "data": dataset or record["data"]})
+
+
+def preprocessing_for(path: Path, data: Data) -> Preprocessing | None:
+    """What the model was trained on is done to `data` too; None, from before that was kept: what `data` usually gets.
+
+    Refuses data the network cannot take, and other classes than those it was trained for.
+    """
+    record = load_record(path)
+    check_fits(record, data)
+    classes = record.get("extra", {}).get("classes")
+    if classes is not None and list(data.classes) != classes:
+        names, others = (", ".join(map(str, some[:3])) for some in (classes, data.classes))
+        raise DataError(
+            f"{path} was trained for the {len(classes)} classes {names}, ..., {data.name} has {len(data.classes)}: "
+            f"{others}, ...; name a data set with the same classes"
+        )
+    return preprocessing_in(record, path)
+
+
+def check_fits(record: Mapping[str, Any], data: Data) -> None:
+    """Photographs can be made gray, so a gray network takes them in testing."""
+    known = ZOO.get(record.get("net") or "")
+    if known is None or (isinstance(data, FileData) and record.get("extra", {}).get("preprocessing")):
+        return
+    check_channels_fit(data, record["net_options"].get("in_channels", known.shape[2]))
+
+
+def sized_as_trained(data: Data, record: dict[str, Any], path: Path) -> Data:
+    """Photographs of another folder, brought to the side the network was trained at; for training batches."""
+    how = preprocessing_in(record, path)
+    if isinstance(data, FileData) and how is not None and how.size is not None:
+        data.size = how.size[0]
+    return data
 
 
 def class_record(matrix: Counts | None, data: Data) -> dict[str, Any]:
@@ -66,11 +105,11 @@ def class_record(matrix: Counts | None, data: Data) -> dict[str, Any]:
 
 def note(path: Path, results: Mapping[int | str, Mapping[str, float]]) -> None:
     """Put the results of uniform widths beside those the training ended with."""
-    record = load_state(path)
-    record["extra"] = {**record.get("extra", {})}
-    tested = {str(bits): dict(result) for bits, result in results.items() if isinstance(bits, int)}
-    record["extra"]["test"] = {**record["extra"].get("test", {}), **tested}
-    save_state(record, path)
+    with locked(path.parent):
+        record = load_record(path)
+        tested = {str(bits): dict(result) for bits, result in results.items() if isinstance(bits, int)}
+        record["extra"] = {**record["extra"], "test": {**record["extra"].get("test", {}), **tested}}
+        save_state(record, path)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,14 +117,14 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_of(path, args.dataset)
     if args.save and (args.split != "test" or args.limit):
         raise AnyprecError("--save notes the accuracy on the whole test set; leave out --split and --limit")
-    model = load_model(path).to(args.device)
+    model = load_model(path).to(usable_device(args.device))
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     profiles = [Profile.load(p) for p in args.profile]
     widths = parse_widths(args.widths) if args.widths else ()
     settings: list[Setting] | None = [*widths, *profiles] or None
     confusions: dict[int | str, Counts] = {}
     results = evaluate(
-        model, data, settings, augment=eval_augment(recipe.augment),
+        model, data, settings, augment=eval_augment(recipe.augment), preprocessing=preprocessing_for(path, data),
         batch_size=min(args.batch_size, recipe.eval_batch_size) if data.task == "segmentation" else args.batch_size,
         device=args.device, progress=not args.json, confusions=confusions,
     )  # fmt: skip

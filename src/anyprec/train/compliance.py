@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,8 +21,9 @@ from torch import Tensor, nn
 
 from anyprec.bits import check_widths
 from anyprec.errors import AnyprecError, CheckpointError, RecipeError
+from anyprec.files import append_line, locked, write_text
 from anyprec.train.evaluate import to_tensor
-from anyprec.train.joint import LOSSES, width_loss
+from anyprec.train.joint import LOSSES, next_teacher, width_loss
 from anyprec.train.observe import undisturbed
 from anyprec.train.processes import Processes
 from anyprec.train.recipe import Recipe
@@ -74,6 +74,7 @@ def width_gradients(
     modes = [(module, module.training) for module in model.modules()]
     found: Gradients = {}
     teacher: Tensor | None = None
+    answers: list[Tensor] = []
     with undisturbed(model), torch.enable_grad():
         for module, mode in modes:  # batch statistics, where training uses them
             module.training = mode
@@ -88,8 +89,7 @@ def width_gradients(
             found[bits] = {
                 name: torch.cat([next(grads).detach().flatten() for _ in group]) for name, group in layers.items()
             }
-            if teacher is None or loss != "soft":
-                teacher = logits.detach()
+            teacher = next_teacher(loss, logits, teacher, answers)
     return dict(sorted(found.items()))
 
 
@@ -226,9 +226,7 @@ class ObservedRun(Run):
         steps, pairs = _read(file, done) if done and file.exists() else ([], {})
         self.compliance = Compliance(self.recipe.widths, steps, pairs)
         lines = file.read_text(encoding="utf-8").splitlines(True)[: len(steps)] if steps else []
-        partial = file.with_suffix(".partial")
-        partial.write_text("".join(lines), encoding="utf-8")
-        os.replace(partial, file)
+        write_text(file, "".join(lines))
 
     def _step(self, images: Any, labels: Any) -> dict[int, float]:
         number = self.epoch * self.steps + self.step
@@ -238,8 +236,7 @@ class ObservedRun(Run):
             self.compliance.observe(
                 self.model, x, y, number, loss=recipe.loss, label_weight=recipe.label_weight, autocast=self._autocast
             )
-            with open(self.out / FILE, "a", encoding="utf-8") as file:
-                file.write(self.compliance.line() + "\n")
+            append_line(self.out / FILE, self.compliance.line())
         return super()._step(images, labels)
 
 
@@ -267,12 +264,13 @@ def train_observed(
     try:
         if processes.world > 1:
             raise AnyprecError("update compliance is recorded by one process; start it without torchrun")
-        if overwrite and not resume:
-            clear_run(Path(out))
-            (Path(out) / FILE).unlink(missing_ok=True)
-        run = ObservedRun(recipe, Path(out), processes, data_root, download, resume, model, progress)
-        run.begin(every)
-        results = run.go()
+        with locked(out):
+            if overwrite and not resume:
+                clear_run(Path(out))
+                (Path(out) / FILE).unlink(missing_ok=True)
+            run = ObservedRun(recipe, Path(out), processes, data_root, download, resume, model, progress)
+            run.begin(every)
+            results = run.go()
         return run.compliance, results
     finally:
         processes.close()

@@ -27,6 +27,7 @@ from anyprec.train.norms import (
     SwitchGroupNorm,
     SwitchLayerNorm,
     SwitchNorm,
+    hook_names,
 )
 from anyprec.train.observe import InputQuantizer, fit_range, observe, run, undisturbed
 from anyprec.train.quantizers import make_quantizer
@@ -167,7 +168,7 @@ def _switch(norm: nn.Module, widths: tuple[int, ...]) -> None:
     before = dict(norm.__dict__)
     fresh = nn.Module().__dict__
     # Hooks stay with the module that the network calls, so the tables have none.
-    hooks = [name for name in fresh if name.startswith(("_forward", "_backward"))]
+    hooks = hook_names()
     table.__dict__.update({name: fresh[name] for name in hooks})
     norm.__dict__.clear()
     norm.__class__ = switched

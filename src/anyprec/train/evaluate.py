@@ -15,6 +15,7 @@ from torch import nn
 from anyprec.data import IGNORED, ArrayData, FileData, MaskData, batches
 from anyprec.data.confusion import Counts, confusion, mean_iou, pixel_accuracy
 from anyprec.errors import RecipeError
+from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.train.switch import Setting, bits, widths_of
 
@@ -31,6 +32,7 @@ def evaluate(
     settings: Sequence[Setting] | None = None,
     *,
     augment: str = "none",
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 500,
     device: str | torch.device = "cpu",
     progress: bool = False,
@@ -40,6 +42,7 @@ def evaluate(
 ) -> dict[int | str, dict[str, float]]:
     """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths.
 
+    `preprocessing` is that of the model's training; by default it follows from the data set and `augment`.
     Of masks: {"miou", "accuracy", "loss"}, the latter two over labelled pixels; `confusions` is a dict to put each
     setting's confusion matrix into. Of several processes (`world`) each takes its share of the images; all return the
     result over all of them.
@@ -57,7 +60,10 @@ def evaluate(
     model.eval()
     try:
         with Progress("evaluate", total=len(data), unit="img") if progress else _silent() as bar:
-            for images, labels in batches(data, batch_size * world, augment=augment, rank=rank, world=world):
+            source = batches(
+                data, batch_size * world, augment=augment, preprocessing=preprocessing, rank=rank, world=world
+            )
+            for images, labels in source:
                 if not len(labels):
                     continue  # the last batch had fewer images than there are processes
                 x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
@@ -69,6 +75,7 @@ def evaluate(
                         counts[i] += confusion(labels, logits.argmax(1).cpu().numpy(), classes)
                         loss[i] += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
                         continue
+                    check_scores(logits, classes, data.name)
                     right[i] += (logits.argmax(1) == y).sum().item()
                     loss[i] += F.cross_entropy(logits, y, reduction="sum").item()
                 bar.update(world * len(labels))
@@ -101,6 +108,14 @@ def check_map(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
         raise RecipeError(
             f"the network gives {tuple(logits.shape)} for masks of {tuple(labels.shape)} and {classes} classes; "
             "segmentation needs a network that gives (N, classes, H, W), such as deeplab-small"
+        )
+
+
+def check_scores(logits: torch.Tensor, classes: int, name: str) -> None:
+    if logits.dim() != 2 or logits.shape[1] < classes:
+        raise RecipeError(
+            f"the network gives {tuple(logits.shape[1:])} for an image, {name} has {classes} classes; "
+            "name a data set like that of its training"
         )
 
 

@@ -19,7 +19,7 @@ from anyprec.errors import RecipeError
 from anyprec.train.layers import quantise_once
 from anyprec.train.switch import set_bits
 
-LOSSES = ("hard", "soft", "recursive", "recursive+label")
+LOSSES = ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label")
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -34,19 +34,23 @@ def width_loss(
     teacher: Tensor | None,
     label_weight: float,
     count: Tensor | float | None = None,
+    smoothing: float = 0.0,
 ) -> Tensor:
-    """The loss of one width. `teacher` is the detached output of a wider width; None for the widest of all.
+    """The loss of one width. `teacher` is the detached answer of wider ones, logits or log-probabilities; None for the
+    widest of all.
 
-    hard: labels. soft, recursive: the teacher. recursive+label: label_weight * labels + (1 - label_weight) * teacher.
-    Of masks (labels (N, H, W)) it is the mean over the labelled pixels, or their sum divided by `count`.
+    hard: labels. soft, recursive, wider: the teacher. With +label: label_weight * labels + the rest * the teacher.
+    Of masks (labels (N, H, W)) it is the mean over the labelled pixels, or their sum divided by `count`. `smoothing`
+    spreads that share of each label evenly over all classes.
     """
     if labels.dim() == 3:
-        return pixel_loss(mode, logits, labels, teacher, label_weight, count)
+        return pixel_loss(mode, logits, labels, teacher, label_weight, count, smoothing)
     if teacher is None or mode == "hard":
-        return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
     distilled = soft_cross_entropy(logits, teacher.softmax(1))
-    if mode == "recursive+label":
-        return label_weight * F.cross_entropy(logits, labels) + (1 - label_weight) * distilled
+    if mode.endswith("+label"):
+        hard = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return label_weight * hard + (1 - label_weight) * distilled
     return distilled
 
 
@@ -57,6 +61,7 @@ def pixel_loss(
     teacher: Tensor | None,
     label_weight: float,
     count: Tensor | float | None,
+    smoothing: float,
 ) -> Tensor:
     """`width_loss` of masks. Pixels without a label do not count, for the teacher neither: most of them are padding."""
     if logits.dim() != 4 or logits.shape[2:] != labels.shape[1:]:
@@ -65,15 +70,16 @@ def pixel_loss(
             "that gives (N, classes, H, W), such as deeplab-small"
         )
     count = (labels != IGNORED).sum().clamp(min=1) if count is None else count
+    hard = None
+    if teacher is None or mode == "hard" or mode.endswith("+label"):
+        hard = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing) / count
     if teacher is None or mode == "hard":
-        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / count
+        assert hard is not None
+        return hard
     log_p = F.log_softmax(logits, 1)
     known = (labels != IGNORED).unsqueeze(1)
     distilled = -(teacher.softmax(1) * log_p * known).sum() / count
-    if mode == "recursive+label":
-        hard = F.nll_loss(log_p, labels, ignore_index=IGNORED, reduction="sum") / count
-        return label_weight * hard + (1 - label_weight) * distilled
-    return distilled
+    return distilled if hard is None else label_weight * hard + (1 - label_weight) * distilled
 
 
 def is_split(model: nn.Module) -> bool:
@@ -102,6 +108,14 @@ def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callab
         whole.backward(leaf.grad)
 
 
+def next_teacher(loss: str, logits: Tensor, teacher: Tensor | None, answers: list[Tensor]) -> Tensor:
+    """Who teaches the next narrower width, after this one gave `logits`; `answers` has what "wider" needs."""
+    if loss.startswith("wider"):
+        answers.append(logits.detach().softmax(1))
+        return torch.stack(answers).mean(0).log()
+    return logits.detach() if teacher is None or loss != "soft" else teacher
+
+
 def joint_step(
     model: nn.Module,
     images: Tensor,
@@ -110,6 +124,7 @@ def joint_step(
     *,
     loss: str = "hard",
     label_weight: float = 0.5,
+    label_smoothing: float = 0.0,
     width_weights: Mapping[int, float] | None = None,
     count: Tensor | float | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
@@ -124,25 +139,29 @@ def joint_step(
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
     results: dict[int, tuple[Tensor, Tensor]] = {}
     teacher: Tensor | None = None
+    answers: list[Tensor] = []  # probabilities of all widths so far, for "wider"
     with quantise_once(model), autocast(), stem_once(model, images) as (z, body):
         for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
             set_bits(model, bits)
             logits = body(z)
             logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-            value = width_loss(loss, logits, labels, teacher, label_weight, count)
+            value = width_loss(loss, logits, labels, teacher, label_weight, count, label_smoothing)
             weight = (width_weights or {}).get(bits, 1.0)
             backward(value if weight == 1 else weight * value)
-            if teacher is None or loss != "soft":
-                teacher = logits.detach()
+            teacher = next_teacher(loss, logits, teacher, answers)
             right = (logits.detach().argmax(1) == labels).sum()
             results[bits] = (value.detach(), right)
     return results
 
 
 def choose_widths(widths: Sequence[int], sampling: str, random_widths: int, seed: int, step: int) -> list[int]:
-    """The widths of one step: all of them, or the lowest, the highest and some at random between ("sandwich")."""
+    """The widths of one step: all of them; the lowest, the highest and some at random between ("sandwich"); or the two
+    lowest, which have most to learn, and some at random above them ("lowest"), the widest of which teaches.
+    """
     ordered = sorted(widths)
     if sampling == "all" or len(ordered) <= 2 + random_widths:
         return ordered
+    if sampling == "lowest":
+        return sorted(ordered[:2] + random.Random(f"{seed}/{step}").sample(ordered[2:], random_widths))
     between = random.Random(f"{seed}/{step}").sample(ordered[1:-1], random_widths)
     return sorted([ordered[0], *between, ordered[-1]])

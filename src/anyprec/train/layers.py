@@ -8,7 +8,7 @@ switched by switch.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -57,6 +57,11 @@ class AnyLayer(nn.Module):
         """The weight's integer codes at `bits`, shaped like the weight."""
         return self.quantizer.codes(self.weight, bits)
 
+    def at_bits(self, x: Tensor) -> Tensor:
+        """What `forward` computes, at the current bits. `pack` writes this one call as a layer of the file, so that
+        whatever a subclass, a hook or a replaced forward does around it is packed as operations of their own."""
+        raise AssertionError("a subclass defines the layer")
+
 
 class AnyConv1d(AnyLayer, nn.Conv1d):
     def __init__(
@@ -70,6 +75,9 @@ class AnyConv1d(AnyLayer, nn.Conv1d):
         self.init_any(quantizer, act)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
         return self._conv_forward(self.quantised_input(x), self.quantised_weight(), self.bias)
 
 
@@ -85,7 +93,16 @@ class AnyConv2d(AnyLayer, nn.Conv2d):
         self.init_any(quantizer, act)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(self.quantised_input(x), self.quantised_weight(), self.bias)
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        x, weight = self.quantised_input(x), self.quantised_weight()
+        if self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding in ((0, 0), "valid"):
+            # The pixels it reads are picked first. The same sums; but with fewer than 16 channels, in channels_last,
+            # the backward pass of the strided convolution writes outside its memory (torch 2.13, oneDNN).
+            x = x[..., :: self.stride[0], :: self.stride[1]]
+            return F.conv2d(x, weight, self.bias, groups=self.groups)
+        return self._conv_forward(x, weight, self.bias)
 
 
 class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
@@ -100,6 +117,9 @@ class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
         self.init_any(quantizer, act)
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return self.at_bits(x, output_size)
+
+    def at_bits(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         stride, padding, kernel, dilation = (
             cast(list[int], n) for n in (self.stride, self.padding, self.kernel_size, self.dilation)
         )
@@ -128,6 +148,9 @@ class AnyLinear(AnyLayer, nn.Linear):
         self.init_any(quantizer, act)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
         return F.linear(self.quantised_input(x), self.quantised_weight(), self.bias)
 
 
@@ -144,6 +167,10 @@ class AnyActivation(nn.Module):
         self.act_bits = FLOAT
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        """As that of an any-layer."""
         if self.quantise or self.act_bits == FLOAT:
             return self.act(x, self.act_bits)
         return x.clamp(0, 1)
@@ -155,6 +182,14 @@ ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {
     nn.ConvTranspose2d: AnyConvTranspose2d,
     nn.Linear: AnyLinear,
 }
+
+
+def own_method(module: nn.Module, kind: type[nn.Module], methods: Iterable[str]) -> str | None:
+    """The first of `methods` that this module does not have from `kind`: a subclass, or the instance, replaces it."""
+    for method in methods:
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
+            return method
+    return None
 
 
 @contextmanager

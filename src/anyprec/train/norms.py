@@ -63,7 +63,8 @@ class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
                 self.running_mean.lerp_(mean.to(self.running_mean), share)
                 self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var), share)
         y = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return (y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y).to(given)
+        y = y if self.weight is None else y * self.weight.view(shape)
+        return (y if self.bias is None else y + self.bias.view(shape)).to(given)
 
 
 class BatchNorm1d(_AcrossProcesses, nn.BatchNorm1d):
@@ -140,6 +141,11 @@ class SwitchLayerNorm(SwitchNorm):
 class SwitchGroupNorm(SwitchNorm):
     def __init__(self, num_groups: int, num_channels: int, widths: Iterable[int], **options: Any) -> None:
         super().__init__(widths, lambda: nn.GroupNorm(num_groups, num_channels, **options))
+
+
+def hook_names() -> list[str]:
+    """The attributes in which a module keeps the hooks of its calls."""
+    return [name for name in vars(nn.Module()) if name.startswith(("_forward", "_backward"))]
 
 
 def sync_norms(model: nn.Module, on: bool = True) -> None:

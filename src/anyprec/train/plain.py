@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from anyprec.bits import FLOAT
-from anyprec.errors import UncalibratedBits
-from anyprec.train.layers import ANY_LAYERS, AnyActivation, AnyLayer
-from anyprec.train.norms import BatchNorm1d, BatchNorm2d, SwitchNorm
+from anyprec.errors import UncalibratedBits, UnsupportedOperation
+from anyprec.train.layers import ANY_LAYERS, AnyActivation, AnyLayer, own_method
+from anyprec.train.norms import BatchNorm1d, BatchNorm2d, SwitchNorm, hook_names
 from anyprec.train.switch import widths_of
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
@@ -42,6 +42,7 @@ def as_float(model: nn.Module) -> nn.Module:
     _reshape_weights(net)
     stands_for: dict[nn.Module, nn.Module] = {}  # a part with two names is replaced by one module
     for name, module in list(net.named_modules(remove_duplicate=False)):
+        _check_forward(name, module)
         if isinstance(module, AnyLayer):
             _plain_layer(module)
         elif isinstance(module, (AnyActivation, SwitchNorm)) and name:
@@ -60,11 +61,38 @@ def _reshape_weights(net: nn.Module) -> None:
             layer.weight.copy_(weight)
 
 
+def _check_forward(name: str, module: nn.Module) -> None:
+    """What a part does beyond being that part would be lost with it."""
+    if isinstance(module, AnyLayer):
+        own = type(module).__bases__[-1]  # of a layer converted from a subclass, which may have no forward of its own
+        plain = "forward" not in vars(module) and (type(module) in KINDS or issubclass(own, tuple(ANY_LAYERS)))
+        plain = plain and not issubclass(own, AnyLayer)
+    elif isinstance(module, (AnyActivation, SwitchNorm)):
+        kind = AnyActivation if isinstance(module, AnyActivation) else SwitchNorm
+        plain = own_method(module, kind, ("forward", "at_bits", "table")) is None
+    else:
+        return
+    if not plain:
+        raise UnsupportedOperation(
+            f"{type(module).__name__} in module {name!r} has a forward or parametrization of its own, which a plain "
+            "torch layer does not have; give the float network it was made from"
+        )
+
+
 def _stand_in(module: nn.Module) -> nn.Module:
+    """With the hooks of the part, which are called around it."""
     if isinstance(module, SwitchNorm):
-        return module.table(str(FLOAT)).train(module.training)
-    assert isinstance(module, AnyActivation)
-    return nn.ReLU() if module.act.rectify and not module.act.signed else nn.Identity()
+        made = module.table(str(FLOAT)).train(module.training)
+    else:
+        assert isinstance(module, AnyActivation)
+        made = nn.ReLU() if module.act.rectify and not module.act.signed else nn.Identity()
+    for name in hook_names():
+        hooks = vars(module)[name]
+        if isinstance(hooks, dict) and hooks:
+            inner = vars(made)[name]
+            first, then = (hooks, inner) if "pre" in name else (inner, hooks)
+            vars(made)[name] = type(hooks)([*first.items(), *then.items()])
+    return made
 
 
 def _plain_layer(layer: AnyLayer) -> None:

@@ -15,6 +15,16 @@ from torch import Tensor, nn
 from anyprec.errors import RecipeError
 
 
+def usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).zero_().sum().item()  # some devices take memory and cannot compute: "meta"
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RecipeError(f"device={name!r} cannot be used here: {reason}; give cpu, cuda, mps, ...") from error
+    return device
+
+
 class Processes:
     """Who we are among the processes `torchrun` started: rank 0 of 1 without it."""
 
@@ -23,11 +33,7 @@ class Processes:
         local = int(os.environ.get("LOCAL_RANK", 0))
         if device is None:
             device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-        try:
-            self.device = torch.device(device)
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise RecipeError(f"device={device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        self.device = usable_device(device)
         self.started = self.world > 1 and not torch.distributed.is_initialized()
         if self.started:
             # Optimisers import it; imported with a group at hand it keeps a reference to that for good, gloo's threads

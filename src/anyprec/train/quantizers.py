@@ -260,6 +260,17 @@ def set_sign_window(model: nn.Module, window: float) -> None:
             module.sign_window = window
 
 
+def kurtosis_penalty(weight: Tensor) -> Tensor:
+    """(kurtosis - 1.8)^2 + skewness^2 of a layer's weights: 0 for even ones, 1.44 for normal ones.
+
+    After KURE (Shkolnik et al., NeurIPS 2020, arXiv:2002.07686): evenly spread weights lose least by coarse grids.
+    """
+    centred = weight - weight.mean()
+    deviation = centred.square().mean().sqrt().clamp_min(torch.finfo(weight.dtype).tiny)
+    unit = centred / deviation
+    return (unit.pow(4).mean() - 1.8).square() + unit.pow(3).mean().square()
+
+
 def make_quantizer(name: str, widths: Iterable[int], scale: str = "mean") -> WeightQuantizer:
     if name not in QUANTIZERS:
         raise AnyprecError(f"quantizer={name!r} is not known; choose one of {', '.join(QUANTIZERS)}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from anyprec.bits import DEFAULT_WIDTHS, FLOAT, INTEGER_WIDTHS, check_widths
 from anyprec.errors import AnyprecError, RecipeError
+from anyprec.files import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,14 +28,18 @@ else:
 CHOICES = {
     "quantizer": ("nested", "dorefa", "lsq"),
     "scale": ("mean", "learned"),
-    "loss": ("hard", "soft", "recursive", "recursive+label"),
-    "sampling": ("all", "sandwich"),
+    "loss": ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label"),
+    "sampling": ("all", "sandwich", "lowest"),
     "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("steps", "cosine", "poly", "constant"),
+    "schedule": ("steps", "cosine", "poly", "constant", "triangle", "one-cycle"),
     "amp": ("off", "bf16", "fp16"),
 }
 TABLES = ("net_options", "width_weights")
-POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr", "power")
+POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr", "norm_lr", "power")
+
+NOT_NEGATIVE = (
+    "limit", "validation", "eval_every", "save_minutes", "warmup_epochs", "weight_decay", "kurtosis", "seed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Recipe:
     net_options: Mapping[str, Any] = field(default_factory=dict)
     augment: str = "none"
     limit: int = 0  # use this many training images; 0 is all
+    validation: int = 0  # hold this many training images out and evaluate on them, not on the test set; 0: none
     init: str = ""  # float weights or a model checkpoint to start from
 
     # Any-precision
@@ -52,11 +58,15 @@ class Recipe:
     quantizer: str = "nested"
     scale: str = "learned"
     loss: str = "hard"
-    label_weight: float = 0.5  # the labels' share of the loss in "recursive+label"
+    label_smoothing: float = 0.0  # this share of each label is spread evenly over all classes
+    label_weight: float = 0.5  # the labels' share of the loss in "recursive+label" and "wider+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
     sign_window: float = 0.0  # 1 bit moves weights this near to a change of sign alone; 0: all, as in the paper
+    sign_window_end: float = 0.0  # the window changes evenly to this over the run; 0: it stays
+    kurtosis: float = 0.0  # of a penalty in the loss that spreads the weights of each layer evenly; 0: none
     sampling: str = "all"
-    sandwich_random: int = 1  # random widths a step beside the lowest and the highest
+    sandwich_random: int = 1  # random widths a step beside those that are always there: the lowest and the highest
+    # ("sandwich") or the two lowest ("lowest")
 
     # Optimisation
     epochs: int = 10
@@ -64,13 +74,20 @@ class Recipe:
     optimizer: str = "adam"
     lr: float = 1e-3
     momentum: float = 0.9
+    nesterov: bool = False  # of "sgd": look ahead along the momentum
     weight_decay: float = 0.0
     schedule: str = "steps"
     milestones: tuple[int, ...] = ()  # epochs at which "steps" multiplies the rate by `decay`
     decay: float = 0.1
     power: float = 0.9  # "poly": lr * (1 - share of the run that is done) ** power
+    peak_at: float = 0.25  # "triangle", "one-cycle": the share of the run after which the rate is lr
+    start_lr: float = 0.2  # ... at the first step: its rate as a share of lr
+    end_lr: float = 0.05  # ... at the last step
     warmup_epochs: float = 0.0
     scale_lr: float = 1.0  # learned scales and ranges: their learning rate as a multiple of lr
+    norm_lr: float = 1.0  # norms and biases: theirs
+    decay_norms: bool = True  # whether weight_decay is for norms and biases, too
+    average: float = 0.0  # evaluate and keep the mean of the weights that forgets with this factor a step: 0.999; 0: no
     seed: int = 0
 
     # How it is computed
@@ -91,12 +108,21 @@ class Recipe:
         for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be above 0")
-        for name in ("limit", "eval_every", "save_minutes", "warmup_epochs", "weight_decay", "seed"):
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more")
-        for name in ("label_weight", "momentum", "sign_window"):
+        for name in ("label_weight", "momentum", "sign_window", "sign_window_end", "start_lr", "end_lr", "peak_at"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be between 0 and 1")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more and below 1")
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
+            raise RecipeError("nesterov=true needs optimizer='sgd' and a momentum above 0")
+        if self.sign_window_end and not self.sign_window:
+            raise RecipeError(
+                f"sign_window_end={self.sign_window_end} needs a sign_window to start from; set it, up to 1"
+            )
         try:
             object.__setattr__(self, "widths", check_widths(self.widths))
         except AnyprecError as error:
@@ -161,7 +187,7 @@ class Recipe:
         for table in TABLES:
             lines.append(f"\n[{table}]")
             lines += [f"{name} = {_toml(value)}" for name, value in getattr(self, table).items()]
-        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(path, "\n".join(lines) + "\n")
 
 
 def _toml(value: Any) -> str:

@@ -18,7 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from anyprec.errors import NothingConverted, UnknownLayer
-from anyprec.train.layers import ANY_LAYERS
+from anyprec.train.layers import ANY_LAYERS, own_method
 from anyprec.train.observe import Call, move, run, undisturbed
 
 RMS_NORM: tuple[type[nn.Module], ...] = (nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()  # from torch 2.4 on
@@ -176,9 +176,8 @@ def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
         return "its weight is computed before each call (weight_norm, spectral_norm, pruning)"
     if type(module).__module__.startswith(TORCH_QUANTISED):
         return f"{name} is a quantised module already"
-    for method in ("forward", "_conv_forward", "_output_padding"):
-        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
-            return f"{name} has a {method} of its own"
+    if method := own_method(module, kind, ("forward", "_conv_forward", "_output_padding")):
+        return f"{name} has a {method} of its own"
     if not weight.is_floating_point():
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}, not real floating point"
     if weight.is_meta:

@@ -21,6 +21,13 @@ from anyprec.train.quantizers import ActQuantizer, WeightQuantizer
 Setting = int | Mapping[str, LayerBits] | Profile
 
 
+def setting_name(setting: Setting) -> str:
+    """As a message names it: '4 bit', 'float', or a profile's name."""
+    if isinstance(setting, Profile):
+        return f"profile {setting.name!r}"
+    return "float" if setting == FLOAT else f"{setting} bit"
+
+
 def any_layers(model: nn.Module) -> dict[str, AnyLayer]:
     """Name -> any-layer, in the order of definition."""
     return {name: m for name, m in model.named_modules() if isinstance(m, AnyLayer)}

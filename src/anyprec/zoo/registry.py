@@ -24,6 +24,7 @@ from anyprec.zoo.mobilenet import MobileNetV2
 from anyprec.zoo.parts import Parts
 from anyprec.zoo.resnet import CifarResNet, ResNet18, ResNet50
 from anyprec.zoo.resnet_he import HeResNet
+from anyprec.zoo.vgg import SpeedVgg
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ ZOO: dict[str, Entry] = {
     "resnet20-he": Entry(HeResNet, "textbook ResNet-20, takes float weights", _CIFAR, None, {"depth": 20}),
     "resnet56-he": Entry(HeResNet, "textbook ResNet-56, takes float weights", _CIFAR, None, {"depth": 56}),
     "resnet-he": Entry(HeResNet, "textbook CIFAR ResNet of any depth (option depth)", _CIFAR),
+    "vgg-speed": Entry(SpeedVgg, "VGG with a whitening stem, 64/256/256 channels", _CIFAR),
+    "vgg-speed-small": Entry(
+        SpeedVgg, "the same with 64/128/128 channels", _CIFAR, None, {"channels": (64, 128, 128)}
+    ),
     "deeplab-resnet50": Entry(
         DeepLabResNet50, "DeepLab V3 on ResNet-50: the paper's Table 6", _VOC, task="segmentation"
     ),
