@@ -1,0 +1,345 @@
+"""A trained run becomes a model that comes with anyprec: NAME.apm and its card NAME.json in src/anyprec/models.
+
+    python bench/ship_model.py RUN --name cifar10-vgg-small --data DIR --summary "..." --core-hours 1.5
+    python bench/ship_model.py --times NAME     # later, on a quiet machine: milliseconds into its card
+    python bench/ship_model.py --page           # the tables of docs/models.md, from the cards
+
+Widths of 1..8 that the run lacks are calibrated, then the run is packed, without float weights. One pass over the whole
+test set gives the engine's own accuracy at every width, which is what file and card note, and how often the engine
+answers as the torch module does: less than 99.9 % at any width and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import anyprec
+from anyprec import cli
+from anyprec.bits import INTEGER_WIDTHS
+from anyprec.data import MaskData, load_data
+from anyprec.data.catalog import Data
+from anyprec.data.confusion import Counts, confusion, mean_iou, pixel_accuracy
+from anyprec.data.loader import normaliser, testing_pixels
+from anyprec.errors import AnyprecError
+from anyprec.files import write_text, written_whole
+from anyprec.format import ModelFile, read, write
+from anyprec.models import catalog
+from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, Card, ProfileFacts
+from anyprec.preprocessing import Preprocessing
+from anyprec.progress import Progress
+from anyprec.run.bench import Wish, bench
+from anyprec.tables import bits_name
+from anyprec.train.checkpoint import load_model, load_record, preprocessing_in
+from anyprec.train.cli_evaluate import model_file
+from anyprec.train.evaluate import to_tensor
+from anyprec.train.switch import widths_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "models.md"
+LEAST_AGREEMENT = 99.9  # percent
+BATCH = 250
+QUIET_LOAD = 0.5  # load average above which times are not worth noting
+
+
+@dataclass
+class Tally:
+    """Of one width, over the images so far: labels against the engine's answers, and answers that are torch's."""
+
+    counts: Counts
+    same: int = 0
+    answers: int = 0
+
+    @property
+    def agreement(self) -> float:
+        return 100 * self.same / max(self.answers, 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", help="a run folder of `anyprec train`, or its model.pt")
+    parser.add_argument("--name", help="of the model, such as cifar10-vgg-small")
+    parser.add_argument("--data", metavar="DIR", help="folder of the data set it was trained on")
+    parser.add_argument("--summary", default="", help="one line about it, for its card")
+    parser.add_argument("--core-hours", type=float, help="what the training took, all stages together")
+    parser.add_argument("--commit", help="of the code that trained it (default: the one checked out)")
+    parser.add_argument("--license", default="Apache-2.0")
+    parser.add_argument("--note", action="append", default=[], help="a further line of the card")
+    parser.add_argument("--float", action="store_true", help="keep float weights too: 32 bits, a larger file")
+    parser.add_argument("--out", type=Path, default=catalog.FOLDER, help="folder (default: that of the package)")
+    parser.add_argument("--times", metavar="NAME", help="time this model and note it in its card")
+    parser.add_argument("--rounds", type=int, default=100, help="of --times (default: 100)")
+    parser.add_argument("--size", type=int, help="of --times: side of the images where the network takes any")
+    parser.add_argument("--busy", action="store_true", help="of --times: even while the machine has other work")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/models.md")
+    args = parser.parse_args(argv)
+    try:
+        if args.times:
+            time_shipped(args)
+        elif args.page:
+            write_text(PAGE, paged(PAGE.read_text(encoding="utf-8")))
+        else:
+            if args.run is None or args.name is None:
+                raise AnyprecError("give a run and --name, or --times NAME, or --page")
+            ship(args)
+    except AnyprecError as error:
+        print(f"ship_model: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# --- A run becomes a file and a card ---
+
+
+def ship(args: argparse.Namespace) -> None:
+    if not NAME.fullmatch(args.name):
+        raise AnyprecError(f"--name {args.name!r}: small letters, digits and single - between them only")
+    source = model_file(args.run)
+    recipes = recipes_of(source)
+    with tempfile.TemporaryDirectory(prefix="anyprec-ship-") as folder:
+        checkpoint, packed = Path(folder) / "model.pt", Path(folder) / f"{args.name}.apm"
+        missing = sorted(set(INTEGER_WIDTHS) - set(load_record(source)["widths"]))
+        place = ["--data", args.data] if args.data else []
+        if missing:
+            verb("calibrate", source, "--widths", ",".join(map(str, missing)), "--out", checkpoint, *place)
+        else:
+            checkpoint = source
+        verb("pack", checkpoint, "--out", packed, *place, "--widths", "1-8,32" if args.float else "1-8")
+        check_room(args.out, args.name, packed.stat().st_size)
+        data = load_data(recipes[-1]["data"], "test", args.data)
+        tallies = measured(checkpoint, packed, data)
+        print(agreement_table(tallies))
+        worst = min(tally.agreement for tally in tallies.values())
+        if worst < LEAST_AGREEMENT:
+            raise AnyprecError(f"the engine answers as torch on {worst:.3f} % only, {LEAST_AGREEMENT} % are needed")
+        with_accuracy(packed, {bits: round(pixel_accuracy(tally.counts), 4) for bits, tally in tallies.items()})
+        card = card_of(args, packed, tallies, data, recipes)
+        target = args.out / f"{args.name}.apm"
+        with written_whole(target) as file:
+            file.write(packed.read_bytes())
+    write_card(card, args.out)
+    print(f"{target}: {card.bytes:,} bytes, and its card {args.name}.json")
+
+
+def verb(*argv: object) -> None:
+    """As a user would type it."""
+    line = [str(part) for part in argv]
+    print("anyprec", " ".join(line), flush=True)
+    if cli.main(line):
+        raise AnyprecError(f"anyprec {line[0]} failed")
+
+
+def recipes_of(path: Path) -> list[dict[str, Any]]:
+    """Of all stages, the first one first. Paths of this machine do not go into a card."""
+    recipe = dict(load_record(path).get("extra", {}).get("recipe") or {})
+    if not recipe:
+        raise AnyprecError(f"{path} does not say by which recipe it was trained; train it with `anyprec train`")
+    before: list[dict[str, Any]] = []
+    if start := recipe.get("init"):
+        if not Path(start).is_file():
+            raise AnyprecError(f"{path} began with {start}, which is not here; its recipe belongs into the card")
+        before = recipes_of(Path(start))
+        recipe["init"] = "the stage before"
+    return [*before, recipe]
+
+
+def check_room(folder: Path, name: str, size: int) -> None:
+    others = sum(path.stat().st_size for path in folder.glob("*.apm") if path.stem != name)
+    if others + size > MAX_SHIPPED_BYTES:
+        raise AnyprecError(
+            f"{name} has {size:,} bytes, the other models {others:,}; together at most {MAX_SHIPPED_BYTES:,} come with "
+            "the package"
+        )
+
+
+def measured(checkpoint: Path, packed: Path, data: Data) -> dict[int, Tally]:
+    """Every test image at every width, by the engine and by torch, in one pass."""
+    model, ours = load_model(checkpoint).eval(), anyprec.load(packed)
+    assert set(ours.widths) <= set(widths_of(model))
+    classes = data.num_classes
+    tallies = {bits: Tally(np.zeros((classes, classes), np.int64)) for bits in ours.widths}
+    how = preprocessing_in(load_record(checkpoint), checkpoint) or ours.preprocessing  # of an older run: its data set's
+    if how is None:
+        raise AnyprecError(f"{checkpoint} does not say how its training prepared images, and neither does its data set")
+    with Progress("test", total=len(data), unit="img") as bar, torch.no_grad():
+        for pixels, labels in batches_of(data, how):
+            normalise = normaliser(how.mean, how.std, pixels.shape[1:])
+            x = to_tensor(normalise(pixels))
+            for bits, tally in tallies.items():
+                y = ours(pixels, bits=bits, layout="NHWC")
+                answers = np.argmax(y[0] if isinstance(y, tuple) else y, axis=-1)
+                with anyprec.bits(model, bits):
+                    theirs = model(x).argmax(1).numpy()
+                tally.counts += confusion(labels, answers, classes)
+                tally.same += int((answers == theirs).sum())
+                tally.answers += answers.size
+            bar.update(len(labels))
+    return tallies
+
+
+def batches_of(data: Data, how: Preprocessing) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(n, H, W, C) uint8 and labels (n,), or masks (n, H, W)."""
+    if isinstance(data, MaskData):  # of any size each
+        for row in range(len(data)):
+            yield data.read([row])
+        return
+    pixels = testing_pixels(data, how)
+    for first in range(0, len(data), BATCH):
+        rows = np.arange(first, min(first + BATCH, len(data)))
+        yield pixels(rows), data.labels[rows]
+
+
+def agreement_table(tallies: dict[int, Tally]) -> str:
+    lines = ["bits   accuracy  answers as torch"]
+    for bits, tally in tallies.items():
+        same = f"{tally.same} of {tally.answers} ({tally.agreement:.3f} %)"
+        lines.append(f"{bits_name(str(bits)):<5}  {pixel_accuracy(tally.counts):>6.2f} %  {same}")
+    return "\n".join(lines)
+
+
+def with_accuracy(path: Path, accuracy: dict[int, float]) -> None:
+    """The same file with these accuracies in it."""
+    graph = read(path)
+    noted = tuple(replace(profile, accuracy=accuracy[int(profile.name)]) for profile in graph.profiles)
+    with ModelFile(path) as before:
+        write(replace(graph, profiles=noted), path)
+        with ModelFile(path) as after:
+            assert after.graph_json["checksums"] == before.graph_json["checksums"]
+
+
+def card_of(
+    args: argparse.Namespace, path: Path, tallies: dict[int, Tally], data: Data, recipes: list[dict[str, Any]]
+) -> Card:
+    with ModelFile(path) as file:
+        graph = file.graph_json
+        bytes_of = {profile.name: file.bytes_for_profile(profile) for profile in file.profiles}
+        accuracy = {profile.name: profile.accuracy for profile in file.profiles}
+    segments = isinstance(data, MaskData)
+    profiles = {
+        str(bits): ProfileFacts(
+            accuracy=float(accuracy[str(bits)] or 0.0),
+            bytes=bytes_of[str(bits)],
+            agreement=round(tally.agreement, 3),
+            miou=round(mean_iou(tally.counts), 4) if segments else None,
+        )
+        for bits, tally in tallies.items()
+    }
+    return Card(
+        name=args.name,
+        summary=args.summary or f"{recipes[-1]['net']} trained on {recipes[-1]['data']}",
+        task="segmentation" if segments else "classification",
+        data=recipes[-1]["data"],
+        network=recipes[-1]["net"],
+        parameters=sum(math.prod(weight["shape"]) for weight in graph["weights"].values()),
+        input=tuple(graph["input"]["shape"]),
+        classes=data.num_classes,
+        test_images=len(data),
+        license=args.license,
+        bytes=path.stat().st_size,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        profiles=profiles,
+        training={
+            "recipes": recipes,
+            "seed": recipes[-1]["seed"],
+            "commit": args.commit or head_commit(),
+            "core_hours": args.core_hours,
+        },
+        made_by=graph["made_by"],
+        notes=tuple(args.note),
+    )
+
+
+def head_commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise AnyprecError("this is no git checkout; name the commit that trained the model with --commit")
+    return done.stdout.strip()
+
+
+def write_card(card: Card, folder: Path) -> None:
+    write_text(folder / f"{card.name}.json", json.dumps(card.to_dict(), indent=2) + "\n")
+
+
+# --- Times ---
+
+
+def time_shipped(args: argparse.Namespace) -> None:
+    """Batch 1, one thread, every width in turn: medians into the card."""
+    load = os.getloadavg()[0]
+    if load > QUIET_LOAD and not args.busy:
+        raise AnyprecError(
+            f"the machine is busy (load {load:.1f}), times would be too long; wait until it is quiet, or give --busy"
+        )
+    card = Card.from_dict(json.loads((args.out / f"{args.times}.json").read_text(encoding="utf-8")))
+    with Progress("times", total=args.rounds, unit="round") as bar:
+        wish = Wish(model=str(args.out / f"{args.times}.apm"), rivals=(), rounds=args.rounds, size=args.size)
+        done = bench(wish, bar.update)
+    ms = {row.variant: round(row.p50_ms, 4) for row in done.rows}
+    profiles = {name: replace(facts, ms=ms.get(name)) for name, facts in card.profiles.items()}
+    timing = {key: done.machine[key] for key in ("cpu", "cores", "isa", "rounds")}
+    timing |= {"size": list(done.size), "busy": load > QUIET_LOAD}
+    write_card(replace(card, profiles=profiles, timing=timing), args.out)
+    print("  ".join(f"{bits_name(name)}: {value:.3f} ms" for name, value in ms.items()))
+
+
+# --- The page ---
+
+
+def paged(text: str) -> str:
+    """docs/models.md with its tables made anew, between the two marks."""
+    start, end = "<!-- tables of bench/ship_model.py --page -->\n", "<!-- end of the tables -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise AnyprecError(f"{PAGE} has no pair of marks {start.strip()} ... {end}")
+    head, rest = text.split(start)
+    made = "\n".join(section(catalog.card(name)) for name in catalog.names())
+    return head + start + "\n" + made + "\n" + end + rest.split(end)[1]
+
+
+def section(card: Card) -> str:
+    masks = card.task == "segmentation"
+    heads = ["bits", *(["mIoU"] if masks else []), "pixels right" if masks else "accuracy", "as torch", "bytes", "ms"]
+    lines = [f"### {card.name}", "", card.summary, "", "| " + " | ".join(heads) + " |", "|" + "---:|" * len(heads)]
+    for name, facts in card.profiles.items():
+        cells = [bits_name(name), *([f"{facts.miou:.2f} %"] if facts.miou is not None else [])]
+        cells += [f"{facts.accuracy:.2f} %", f"{facts.agreement:.2f} %", f"{facts.bytes:,}"]
+        lines.append("| " + " | ".join([*cells, "" if facts.ms is None else f"{facts.ms:.3f}"]) + " |")
+    return "\n".join([*lines, "", *facts_of(card), ""])
+
+
+def facts_of(card: Card) -> list[str]:
+    size = " x ".join("any" if n is None else str(n) for n in card.input)
+    hours = card.training.get("core_hours")
+    trained = [f"- Trained with seed {card.training['seed']}" + (f" in {hours:g} core-hours" if hours else "")]
+    trained[0] += f" at commit `{card.training['commit'][:12]}`, {len(card.training['recipes'])} stage(s)."
+    timed = "- Times: not measured yet on a quiet machine."
+    if card.timing is not None:
+        at = card.timing
+        timed = f"- Times: {at['cpu']}, {at['isa']}; batch 1, one thread, median of {at['rounds']} rounds"
+        timed += ", while the machine had other work." if at.get("busy") else "."
+    return [
+        f"- Network `{card.network}`, {card.parameters:,} weights, input {size}; data `{card.data}`, "
+        f"{card.classes} classes.",
+        f"- Accuracy is the engine's own, over all {card.test_images:,} test images. Repeat it:",
+        f"  `anyprec run {card.name} --dataset {card.data} --data DIR`",
+        *trained,
+        timed,
+        f"- License {card.license}. SHA-256 `{card.sha256}`.",
+        *(f"- {note}" for note in card.notes),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
