@@ -142,7 +142,9 @@ def test_a_missing_module_of_our_own_is_not_blamed_on_an_extra(verb):
 def test_train_without_torch_says_what_to_install(tmp_path):
     # A torch.py that fails exactly as a missing torch does, found before the real one.
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')\n")
-    done = command("train", "recipe.toml", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    (tmp_path / "recipe.toml").write_text('net = "resnet8"\ndata = "digits"\n')
+    arguments = ("train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"))
+    done = command(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
     assert done.stderr == "anyprec: error: anyprec train needs PyTorch: pip install 'anyprec[train]'\n"
 

@@ -21,23 +21,27 @@ MAY_IMPORT = {
     "errors": set(),
     "bits": set(),
     "arguments": set(),
+    "files": set(),
+    "preprocessing": set(),
     "progress": set(),
+    "tables": set(),
     "data": {"progress"},
     "train": {"data", "progress", "zoo"},
     "zoo": {"data", "progress", "train"},
-    "format": set(),
-    "pack": {"data", "format", "progress", "train", "zoo"},
+    "models": {"data"},  # `data` to download
+    "format": {"models"},  # `models` for names instead of paths, here and below
+    "pack": {"data", "format", "progress", "run", "train", "zoo"},  # `run` to check what it wrote
     "ptq": {"data", "progress", "train", "zoo"},
-    "run": {"data", "format", "progress", "_native"},
+    "run": {"data", "format", "models", "progress", "_native"},
     "load": {"data", "progress", "run"},  # `run` for `anyprec.load(path)`, which is this package called
-    "serve": {"load", "run", "format", "progress"},  # `load` for the arrivals of the simulator
+    "serve": {"load", "models", "run", "format", "progress"},  # `load` for the arrivals of the simulator
     "report": {"run", "format", "progress"},
     "reproduce": {"data", "pack", "progress", "ptq", "report", "run", "train", "zoo"},
     "cli": set(),
     "__main__": {"cli"},
     "__init__": set(),
 }
-FOR_ALL = {"arguments", "bits", "errors", "__init__"}
+FOR_ALL = {"arguments", "bits", "errors", "files", "preprocessing", "tables", "__init__"}
 
 
 def part_of(path: Path) -> str:

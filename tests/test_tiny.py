@@ -20,11 +20,13 @@ def test_tiny(tmp_path):
             optimizer.zero_grad()
             joint_step(model, to_tensor(images), torch.from_numpy(labels), (1, 8, 32))
             optimizer.step()
-    trained = evaluate(model, test)
-    assert trained[8]["accuracy"] > 80 and trained[32]["accuracy"] > 80
-    assert trained[1]["accuracy"] > 40
-
+    # After 4 epochs the running statistics of 1 bit lag behind its weights: 38 to 94 % by seed and CPU. Estimated anew,
+    # 1 bit has above 90 % with each of 12 seeds, the others above 95 %.
     loader = [to_tensor(images) for images, _ in batches(train, 256)]
+    anyprec.calibrate(model, loader, widths=(1,))
+    trained = evaluate(model, test)
+    assert min(result["accuracy"] for result in trained.values()) > 80
+
     anyprec.calibrate(model, loader, widths=(4,))
     assert evaluate(model, test, [1, 8, 32]) == trained  # calibrating 4 bit changed nothing else
     assert abs(evaluate(model, test, [4])[4]["accuracy"] - trained[8]["accuracy"]) < 10

@@ -14,6 +14,7 @@ Importing this is quick and needs no torch: names are looked up on first use (PE
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from anyprec.bits import Profile
 
 if TYPE_CHECKING:
     from anyprec import data, pack, ptq, run, train, zoo
+    from anyprec.preprocessing import Preprocessing
     from anyprec.run.model import load
     from anyprec.train.calibrate import calibrate
     from anyprec.train.convert import convert
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"  # the only place: pyproject.toml reads it from here
 
 __all__ = [
+    "Preprocessing",
     "Profile",
     "any_layers",
     "bits",
@@ -47,12 +50,14 @@ __all__ = [
 
 # Public name -> the module that holds it.
 _LAZY = {
+    "Preprocessing": "anyprec.preprocessing",
     "any_layers": "anyprec.train.switch",
     "calibrate": "anyprec.train.calibrate",
     "convert": "anyprec.train.convert",
     "load": "anyprec.run.model",
     "set_bits": "anyprec.train.switch",
 }
+_NEED_TORCH = {"any_layers", "calibrate", "convert", "pack", "ptq", "set_bits", "train", "zoo"}
 _SUBMODULES = ("data", "pack", "ptq", "run", "train", "zoo")  # `anyprec.pack(...)` works: the package can be called
 
 
@@ -70,8 +75,12 @@ _bits_module.__class__ = _CallableBits
 
 
 def _load(name: str, module: str) -> Any:
+    return getattr(_module(name, module), name)
+
+
+def _module(name: str, module: str) -> ModuleType:
     try:
-        return getattr(importlib.import_module(module), name)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -82,7 +91,7 @@ def _load(name: str, module: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
-        return importlib.import_module(f"anyprec.{name}")
+        return _module(name, f"anyprec.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'anyprec' has no attribute {name!r}")
     value = _load(name, _LAZY[name])
@@ -91,4 +100,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Without torch only what works without it: `help(anyprec)` looks at every name that stands here."""
+    return sorted({*globals(), *__all__} - (set() if _has_torch() else _NEED_TORCH))
+
+
+def _has_torch() -> bool:
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except (ImportError, ValueError):  # blocked: None in sys.modules, or a finder that refuses it
+        return False

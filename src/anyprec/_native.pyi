@@ -1,9 +1,11 @@
 """Types of the C++ extension (native/bindings.cpp). Use it through `anyprec.run`, not directly."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 
+def all_finite(x: np.ndarray) -> bool: ...
 def cpu_name() -> str: ...
 def cpu_features() -> list[str]: ...
 def known_isas() -> list[str]: ...
@@ -11,6 +13,16 @@ def built_isas() -> list[str]: ...
 def isa() -> str: ...
 def choose_isa(wish: str, features: Sequence[str], source: str = "ANYPREC_ISA") -> str: ...
 def decode_cpuid(leaf1_ecx: int, leaf7_ebx: int, leaf7_ecx: int, leaf7_1_eax: int, xcr0: int) -> list[str]: ...
+def json_numbers(x: np.ndarray) -> bytes: ...
+
+class CancelToken:
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(self, timeout_s: float) -> None: ...
+    def cancel(self) -> None: ...
+    @property
+    def cancelled(self) -> bool: ...
 
 class ProfileInfo:
     name: str
@@ -26,6 +38,14 @@ class StepInfo:
     products: int
     seconds: float
 
+class Preprocessing:
+    resize: str
+    height: int
+    width: int
+    filter: str
+    scale: list[float]
+    shift: list[float]
+
 class Model:
     name: str
     isa: str
@@ -36,13 +56,24 @@ class Model:
     image_height: int
     image_width: int
     takes_bytes: bool
+    preprocessing: Preprocessing
     outputs: list[str]
     panel_bytes: int
     arena_bytes: int
     file_bytes: int
+    loaded_bytes: int
     @staticmethod
-    def open(path: str, max_bits: int = 0, verify: bool = False, panel_budget: int = 0, isa: str = "") -> Model: ...
+    def open(path: bytes, max_bits: int = 0, verify: bool = True, panel_budget: int = 0, isa: str = "") -> Model: ...
     def profiles(self) -> list[ProfileInfo]: ...
     def refresh(self) -> bool: ...
     def steps(self, x: np.ndarray, profile: int, repeat: int, threads: int, channels_first: bool) -> list[StepInfo]: ...
-    def run(self, x: np.ndarray, profile: int, threads: int, channels_first: bool) -> list[np.ndarray]: ...
+    def output_shapes(self, n: int, h: int, w: int) -> list[list[int]]: ...
+    def run(
+        self,
+        x: np.ndarray,
+        profile: int,
+        threads: int,
+        channels_first: bool,
+        check_finite: bool = True,
+        cancel: CancelToken | None = None,
+    ) -> list[np.ndarray]: ...

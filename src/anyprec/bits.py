@@ -1,7 +1,7 @@
 """Bit-widths and profiles: the vocabulary every other part shares. Imports nothing but the standard library.
 
 A width is 1..8, or 32 for float. `Widths` are the ordered widths one model is trained for. A `Profile` names the
-bits of every layer; `1`..`8` are the uniform ones. DESIGN: "Nouns".
+bits of every layer; `1`..`8` are the uniform ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from anyprec.errors import ProfileError, UnsupportedBits
+from anyprec.files import write_text
 
 FLOAT = 32
 INTEGER_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -96,7 +97,7 @@ class Profile:
         object.__setattr__(self, "bits", {str(layer): check_layer_bits(b) for layer, b in self.bits.items()})
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps({"name": self.name, "bits": dict(self.bits)}, indent=2) + "\n")
+        write_text(path, json.dumps({"name": self.name, "bits": dict(self.bits)}, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

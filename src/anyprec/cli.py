@@ -7,9 +7,13 @@ so `anyprec --help` needs no torch. Exit codes: what `run` returns, 2 for a user
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import errno
 import importlib
+import io
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -26,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ptq": ("anyprec.ptq.cli_ptq", "quantise a float model without training: bit shifting, calibrated norms, ACIQ"),
     "import": ("anyprec.zoo.cli_import", "turn a reference checkpoint into an anyprec run"),
     "pack": ("anyprec.pack.cli_pack", "turn a trained run into one model file of integers, for every width"),
+    "models": ("anyprec.models.cli_models", "the pretrained models that come with anyprec: accuracy, size, speed"),
     "inspect": ("anyprec.format.cli_inspect", "what a model file holds, and how many bytes each width needs"),
     "run": ("anyprec.run.cli_run", "run a model file on images, or over a test set, at any width"),
     "bench": ("anyprec.run.cli_bench", "time and memory at every width, beside other engines"),
@@ -43,10 +48,18 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "PIL": ("Pillow", "train"),
     "scipy": ("SciPy", "train"),
     "tensorboard": ("TensorBoard", "train"),
+    "matplotlib": ("Matplotlib", "report"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),
     "prometheus_client": ("prometheus_client", "serve"),
 }
+
+# What the machine says of files and folders, told in one line. Other OSErrors are ours to mend: they keep a traceback.
+OF_THE_SYSTEM = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE,
+    errno.ENOMEM, errno.EBUSY, errno.ETXTBSY, errno.ESTALE, errno.EBADF,
+}  # fmt: skip
 
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 PIPE_CLOSED = 128 + 13  # and SIGPIPE
@@ -69,25 +82,74 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program name); returns the exit code."""
+    allow_odd_names()
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # so that a closed pipe shows here, not at interpreter exit
+        if sys.stdout is not None:
+            sys.stdout.flush()  # so that a closed pipe or a full disk shows here, not at interpreter exit
         return code
     except AnyprecError as error:
-        print("anyprec: error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return refuse(str(error))
     except KeyboardInterrupt:
-        print("\nanyprec: interrupted", file=sys.stderr)
+        say("\nanyprec: interrupted" if is_terminal(sys.stderr) else "anyprec: interrupted")  # behind the ^C
         return INTERRUPTED
-    except BrokenPipeError:
-        # `anyprec ... | head` is no error. A pipe to a worker that died is one, and keeps its traceback.
-        closed = [stream for stream in (sys.stdout, sys.stderr) if reader_gone(stream)]
-        if not closed:
+    except UnicodeEncodeError as error:
+        if not re.search("[\udc80-\udcff]", error.object):
             raise
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        for stream in closed:
+        return refuse(f"{error.object!r} is no text in UTF-8; write it in letters")
+    except RecursionError as error:
+        return refuse(f"something given is nested too deeply ({error})")
+    except MemoryError as error:
+        return refuse(f"out of memory ({error}); use smaller batches or images" if str(error) else "out of memory")
+    except OSError as error:
+        # `anyprec ... | head` is no error. A pipe to a worker that died is one, and keeps its traceback.
+        closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and reader_gone(stream)]
+        if isinstance(error, BrokenPipeError) and closed:
+            silence(closed)
+            return PIPE_CLOSED
+        if error.errno not in OF_THE_SYSTEM:
+            raise
+        silence([stream for stream in (sys.stdout,) if stream is not None])
+        return refuse(f"{name_of(error)} {error.strerror}")
+
+
+def refuse(message: str) -> int:
+    say(f"anyprec: error: {' '.join(message.split())}")
+    return 2
+
+
+def say(line: str) -> None:
+    """On stderr, if anybody listens."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
+
+
+def name_of(error: OSError) -> str:
+    """Of the file; what cannot be written and has no name is what we print to."""
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+    if not names and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        names = ["standard output"]
+    return f"{' -> '.join(names)}:" if names else ""
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def allow_odd_names() -> None:
+    """A path may hold bytes that are no text, or letters a terminal cannot show: these are printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def silence(streams: Sequence[TextIO]) -> None:
+    """What they still hold shall not fail again at interpreter exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(devnull, stream.fileno())
-        return PIPE_CLOSED
 
 
 def dispatch(argv: list[str]) -> int:

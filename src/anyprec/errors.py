@@ -50,6 +50,10 @@ class Diverged(AnyprecError):
     """Training met NaN or infinity; the last good checkpoint is kept."""
 
 
+class OutputError(AnyprecError):
+    """A file or folder that cannot be written: no room, no permission, read-only, in use by another process."""
+
+
 class MissingExtra(AnyprecError):
     """A feature whose optional dependencies are not installed."""
 
@@ -90,12 +94,24 @@ class ChecksumMismatch(ModelFileError):
     """A graph or tensor whose bytes are not those that were written."""
 
 
+class UnknownModel(ModelFileError):
+    """A name that is neither a file nor one of the models of `anyprec models`, or one that is not downloaded yet."""
+
+
 class UnsupportedOperation(AnyprecError):
     """A part of a network that the model file has no operation for."""
 
 
+class VerificationFailed(AnyprecError):
+    """A packed network that does not compute what the module does that it was made from."""
+
+
 class InputError(AnyprecError):
     """Images (or their layout, type or size) that a packed model cannot take."""
+
+
+class Cancelled(AnyprecError):
+    """A run that ended before it was done: its CancelToken was cancelled, or its time was up."""
 
 
 class ArrivalsError(AnyprecError):

@@ -77,7 +77,7 @@ def test_nothing_but_rejections_is_a_failure(server, answer, capsys):
         (["--arrivals", "steps:10@1", "--seconds", "5"], "--seconds is not for steps"),
         (["--arrivals", "poisson:0", "--seconds", "1"], "no request at all"),
         (["--header", "nonsense"], "is not a header"),
-        (["--processes", "0"], "whole number above 0"),
+        (["--processes", "0"], "whole number from 1 to 1024"),
         (["--images", "a.npy", "--dataset", "digits"], "give one of them"),
         (["--images", "none.npy"], "cannot be read as an array"),
         (["--model", "other"], "answers 404"),

@@ -105,7 +105,7 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["RUN", "--method", "gptq"], "method='gptq' is not known; choose one of bs, bc, aciq"),
         (["RUN", "--widths", "9"], "bits=9 is not a bit-width"),
         (["RUN", "--widths", "32"], "widths names float alone"),
-        (["RUN", "--images", "0"], "--images 0 is not a number of images"),
+        (["RUN", "--images", "0"], "argument --images: '0' is not a whole number above 0"),
         (["RUN", "--net", "resnet8"], "--net is for files of float weights"),
         (["RUN", "--dataset", "cifar10"], "cifar10"),
         (["RUN", "--dataset", "cifar10", "--data", "recipes"], "recipes has no CIFAR-10"),
@@ -113,7 +113,10 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["nowhere.pt"], "there is no checkpoint nowhere.pt"),
         (["recipes"], "there is no checkpoint recipes/model.pt"),
         (["recipes/digits.toml"], "recipes/digits.toml is truncated, damaged or no torch file"),
-        (["RUN", "--out", "recipes/digits.toml"], "cannot write into recipes/digits.toml"),
+        (
+            ["RUN", "--out", "recipes/digits.toml"],
+            "recipes/digits.toml: a file of that name is there",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(run_folder, arguments, message, capsys):

@@ -2,14 +2,12 @@
 
 import json
 import os
-import threading
-import time
 
 import pytest
 import torch
 
 from anyprec.reproduce.scales import default_net
-from anyprec.reproduce.store import Store, Training, locked, made_up, training
+from anyprec.reproduce.store import Store, Training, made_up, training
 from anyprec.train.checkpoint import load_state
 from anyprec.train.compliance import Compliance
 from anyprec.train.recipe import Recipe
@@ -104,23 +102,6 @@ def test_progress_is_told(tmp_path, monkeypatch):
     told = []
     Store(tmp_path, None).train(training("digits", *QUICK), lambda step, steps: told.append((step, steps)))
     assert told and all(0 <= step <= steps == 2 for step, steps in told)
-
-
-def test_a_folder_is_locked_for_others(tmp_path):
-    pytest.importorskip("fcntl")
-    order = []
-
-    def other():
-        with locked(tmp_path):
-            order.append("second")
-
-    with locked(tmp_path):
-        thread = threading.Thread(target=other)
-        thread.start()
-        time.sleep(0.05)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
 
 
 def test_folders_of_data_sets(tmp_path):

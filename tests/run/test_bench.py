@@ -16,7 +16,7 @@ from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.format.model_file import ModelFile
 from anyprec.run import bench as bench_module
 from anyprec.run import rivals
-from anyprec.run.bench import Bench, Row, Wish, bench
+from anyprec.run.bench import Bench, Failure, Row, Wish, bench
 from anyprec.run.cli_bench import counts, rival_names, table
 from anyprec.run.contestant import memory_bytes, turn
 from anyprec.run.oracle import run_graph
@@ -107,7 +107,7 @@ def fakes(monkeypatch):
     seconds = {"onnxruntime fp32": 0.04, "onnxruntime int8": 0.010, "openvino fp32": 0.03, "openvino int8": 0.012}
     log, orders = [], []
 
-    def start(order, environment):
+    def start(order, environment, timeout_s):
         name = f"{order['engine']} {order.get('variant', order.get('bits'))}"
         if name in broken:
             raise ContestantFailed("out of luck")
@@ -116,7 +116,7 @@ def fakes(monkeypatch):
 
     broken = set()
     monkeypatch.setattr(Contestant, "start", start)
-    monkeypatch.setattr(bench_module, "prepare_rivals", lambda *args: None)
+    monkeypatch.setattr(bench_module, "prepare_rivals", lambda *args: {})
     monkeypatch.setattr(rivals, "missing", lambda name: ["torch"] if name == "torch" else [])
     monkeypatch.setattr(rivals, "disk_bytes", lambda folder, rival, variant: 123)
     return type("Fakes", (), {"log": log, "orders": orders, "broken": broken})
@@ -164,8 +164,9 @@ def test_held_to_an_instruction_set(model, fakes):
 def test_a_rival_that_fails_is_noted_and_the_race_goes_on(model, fakes):
     fakes.broken.add("openvino int8")
     done = bench(Wish(model, rounds=1))
-    assert "no OpenVINO int8 at batch 1, 1 threads: out of luck" in done.notes
+    assert done.failures == [Failure("openvino", "int8", 1, 1, "out of luck")]
     assert row_of(done, "openvino", "fp32").p50_ms == 30
+    assert done.best_int8(1, 1) == "ONNX Runtime int8, best int8 of those that ran; OpenVINO int8 out of luck"
 
 
 def test_without_rivals_there_is_no_ratio(model, fakes):
@@ -176,7 +177,7 @@ def test_without_rivals_there_is_no_ratio(model, fakes):
 
 def test_processes_end_when_ours_fails(model, fakes):
     fakes.broken.add("anyprec 8")
-    with pytest.raises(ContestantFailed, match="out of luck"):
+    with pytest.raises(ContestantFailed, match="anyprec 8 bit out of luck"):
         bench(Wish(model, rounds=1))
     assert fakes.log == ["anyprec 1 closed", "anyprec 2 closed"]
 
@@ -217,7 +218,7 @@ def test_rival_names():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rounds", "0"], "--rounds 0 is too few"),
+        (["--rounds", "0"], "--rounds: '0' is not a whole number from 1 to 1000000"),
         (["--threads", "two"], "--threads 'two' is not a list of numbers"),
         (["--bits", "9"], "bits=9 is not a bit-width"),
         (["--picture", "x.txt"], "give a file .png"),
@@ -253,6 +254,7 @@ def test_table(model, fakes, capsys):
     (ours,) = (line for line in lines[4:5])
     assert ours.startswith("anyprec 1 bit")
     assert "2.50" in ours and ours.endswith("50.00")
+    assert lines[-2] == "x int8 compares with ONNX Runtime int8"
     assert lines[-1].startswith("note: no PyTorch")
 
 
@@ -288,7 +290,7 @@ def test_a_process_of_its_own(model):
             assert 1e6 < contestant.resident <= contestant.peak
     finally:
         contestant.close()
-    assert contestant.process.returncode == 0
+    assert contestant.process.popen.returncode == 0
 
 
 def test_a_process_that_fails_says_why(tmp_path):
@@ -300,10 +302,11 @@ def test_a_process_that_fails_says_why(tmp_path):
 
 def test_a_process_that_dies_is_no_deadlock(model):
     contestant = Contestant.start({**ORDER, "model": model}, {})
-    contestant.process.kill()
-    contestant.process.wait()
-    with pytest.raises(ContestantFailed):
+    contestant.process.popen.kill()
+    contestant.process.popen.wait()
+    with pytest.raises(ContestantFailed, match="died of SIGKILL") as caught:
         contestant.turn()
+    assert caught.value.signal == "SIGKILL"
     contestant.close()
 
 
@@ -341,7 +344,7 @@ def test_rivals_compute_the_twin(model, tmp_path, rival):
     contestant = Contestant.start({**ORDER, "engine": rival, "variant": "fp32", "folder": folder, "batch": 2}, {})
     contestant.turn()
     contestant.close()
-    assert contestant.process.returncode == 0
+    assert contestant.process.popen.returncode == 0
 
 
 def test_files_of_the_rivals_are_kept(model, tmp_path):
@@ -352,3 +355,156 @@ def test_files_of_the_rivals_are_kept(model, tmp_path):
     before = twin.stat().st_mtime_ns
     prepare_rivals(model, str(tmp_path), (6, 6), ["torch"], None)
     assert twin.stat().st_mtime_ns == before
+
+
+# --- Rivals that crash, hang or talk nonsense: real processes, with modules of our own in the rivals' place ---
+
+FAKE_ONNX = """
+from types import SimpleNamespace as N
+def save(model, path): open(path, "wb").write(b"twin")
+def load(path):
+    dims = [N(dim_value=n, dim_param="") for n in (1, 4, 6, 6)]
+    return N(graph=N(input=[N(name="input", type=N(tensor_type=N(shape=N(dim=dims, ClearField=None))))]))
+"""
+# "onnxruntime" is well; "openvino" does what FATE says, where FATE says.
+FAKE_ORT = """
+class SessionOptions:
+    add_free_dimension_override_by_name = add_session_config_entry = lambda *args: None
+class InferenceSession:
+    def __init__(self, *args, **options): pass
+    def run(self, names, inputs): return [0]
+"""
+FAKE_QUANTIZATION = """
+from types import SimpleNamespace as N
+CalibrationDataReader = object
+QuantFormat, QuantType = N(QDQ=0), N(QUInt8=0, QInt8=0)
+def quantize_static(source, target, reader, **options): open(target, "wb").write(b"int8")
+"""
+FAKE_OPENVINO = """
+import os, signal, sys, time
+from pathlib import Path
+PreviousRuns = []
+def fate(where):
+    kind, place = os.environ["FATE"].split("@")
+    if place != where: return
+    if kind.startswith("SIG"):
+        print("the last words of", where, file=sys.stderr, flush=True)
+        os.kill(os.getpid(), getattr(signal, kind))
+    if kind == "hang": time.sleep(600)
+    if kind == "exit": os._exit(3)
+    if kind == "garbage":
+        for fd in map(int, os.listdir("/proc/self/fd")):  # the answers' pipe is among them
+            try: os.write(fd, b"\\xff no JSON\\n") if fd > 2 else None
+            except OSError: pass
+        time.sleep(600)
+    raise RuntimeError("could not create a primitive\\nin detail")
+class Tensor:
+    def __init__(self, x): self.data = 0
+class Model:
+    def reshape(self, shape): pass
+    def __init__(self, path): self.int8 = "int8" in path
+class Request:
+    def __init__(self, model): self.model, self.runs = model, 0
+    def set_input_tensor(self, tensor): pass
+    def infer(self):
+        self.runs += 1
+        if self.model.int8 and self.runs > 6: fate("race")
+    def get_output_tensor(self, i): return Tensor(0)
+class Compiled:
+    def __init__(self, model): self.model = model
+    def create_infer_request(self): return Request(self.model)
+class Core:
+    def read_model(self, path): return Model(path)
+    def compile_model(self, model, *args):
+        if model.int8: fate("start")
+        return Compiled(model)
+def save_model(model, path):
+    fate("file")
+    Path(path).write_text("x"); Path(path).with_suffix(".bin").write_text("x")
+"""
+FAKE_NNCF = """
+from types import SimpleNamespace as N
+Dataset, QuantizationPreset = (lambda images: None), N(MIXED=0)
+def quantize(model, *args, **options): return model
+"""
+
+
+@pytest.fixture
+def fake_rivals(tmp_path, monkeypatch):
+    """Packages onnx, onnxruntime, openvino and nncf that do nothing; FATE=kind@place breaks OpenVINO's int8."""
+    place = tmp_path / "packages"
+    (place / "onnxruntime").mkdir(parents=True)
+    (place / "onnxruntime" / "__init__.py").write_text(FAKE_ORT)
+    (place / "onnxruntime" / "quantization.py").write_text(FAKE_QUANTIZATION)
+    for name, text in (("onnx", FAKE_ONNX), ("openvino", FAKE_OPENVINO), ("nncf", FAKE_NNCF)):
+        (place / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setattr(rivals, "has", lambda package: package != "torch")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "twin.onnx").write_bytes(b"twin")
+    return str(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as on Linux")
+@pytest.mark.parametrize(
+    ("fate", "reason", "signal"),
+    [
+        ("SIGILL@start", "died of SIGILL (the last words of start)", "SIGILL"),
+        ("SIGSEGV@race", "died of SIGSEGV (the last words of race)", "SIGSEGV"),
+        ("SIGILL@file", "died of SIGILL (the last words of file) while its file was made", "SIGILL"),
+        ("hang@start", "did not answer within 1 s and was ended", None),
+        pytest.param("hang@race", "did not answer within 15 s and was ended", None, marks=pytest.mark.slow),
+        ("exit@start", "ended with code 3 without an answer", None),
+        ("garbage@start", "gave '\\\\xff no JSON' instead of an answer", None),
+        ("raise@start", "RuntimeError: could not create a primitive", None),
+        ("raise@file", "RuntimeError: could not create a primitive while its file was made", None),
+    ],
+)
+def test_a_rival_that_dies_is_named_with_what_it_died_of(model, fake_rivals, monkeypatch, capsys, fate, reason, signal):
+    """In the table, in --json, in the last line, and in the exit code; the best int8 is that of those that ran."""
+    monkeypatch.setenv("FATE", fate)
+    start = Contestant.start
+
+    def start_impatiently(order, environment, timeout_s):  # with the one that hangs, not with those that are only slow
+        if (order["engine"], order.get("variant")) == ("openvino", "int8"):
+            timeout_s = {"hang@start": 1.0, "hang@race": 15.0}.get(fate, timeout_s)
+        return start(order, environment, timeout_s)
+
+    monkeypatch.setattr(Contestant, "start", start_impatiently)
+    done = bench(Wish(model, profiles=("8",), rivals=("onnxruntime", "openvino"), rounds=8, folder=fake_rivals))
+    assert done.failures == [Failure("openvino", "int8", 1, 1, reason, signal)]
+    assert {row.title for row in done.rows} == {
+        "anyprec 8 bit", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO fp32"
+    }  # fmt: skip
+    best = f"ONNX Runtime int8, best int8 of those that ran; OpenVINO int8 {reason}"
+    assert row_of(done, "onnxruntime", "int8").speedup == 1
+    lines = table(done).splitlines()
+    assert f"{'OpenVINO int8':<22} {reason}" in lines
+    assert f"x int8 compares with {best}" in lines
+    record = done.record()
+    assert record["failures"][0]["signal"] == signal and record["failures"][0]["reason"] == reason
+    assert record["comparisons"] == [{"batch": 1, "threads": 1, "best_int8": best}]
+
+    monkeypatch.setattr("anyprec.run.cli_bench.bench", lambda wish, step: done)
+    assert main(["bench", model, "--rivals", "onnxruntime,openvino", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["failures"][0]["reason"] == reason
+    last = printed.err.splitlines()[-1]
+    assert last == (
+        f"anyprec: error: the comparison is incomplete: OpenVINO int8 {reason}; leave it out with --rivals onnxruntime"
+    )
+
+
+def test_a_rival_that_is_not_installed_qualifies_the_best_int8(model, fakes, monkeypatch):
+    monkeypatch.setattr(rivals, "missing", lambda name: ["openvino"] if name == "openvino" else [])
+    done = bench(Wish(model, rounds=1, rivals=("onnxruntime", "openvino")))
+    assert done.best_int8(1, 1) == "ONNX Runtime int8, best int8 of those that ran; OpenVINO is not installed"
+
+
+def test_no_int8_at_all_is_said(model, fakes):
+    fakes.broken |= {"openvino int8", "onnxruntime int8"}
+    done = bench(Wish(model, rounds=1, rivals=("onnxruntime", "openvino")))
+    assert {row.speedup for row in done.rows} == {None}
+    assert done.best_int8(1, 1) == "none; ONNX Runtime int8 out of luck; OpenVINO int8 out of luck"

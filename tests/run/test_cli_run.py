@@ -17,7 +17,7 @@ from anyprec.data import ArrayData, load_data
 from anyprec.errors import InputError
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
-from anyprec.run import accuracy, images
+from anyprec.run import accuracy
 from anyprec.run.accuracy import Row, measure
 from anyprec.run.accuracy_picture import draw
 from anyprec.run.cli_run import chosen_profiles
@@ -117,7 +117,9 @@ def test_arrays_at_several_widths(model, graph, digits, tmp_path, capsys):
         for row, profile in enumerate(("1", "8", "fast")):
             y = run_graph(graph, as_input(graph, digits.images[i : i + 1]), profile)["fc"].ravel()
             first, second = np.argsort(-y, kind="stable")[:2]
-            expected = [f"x.npy[{i}]", profile, str(first), f"{y[first]:.3f}", str(second), f"{y[second]:.3f}"]
+            likely = 100 * np.exp(y.astype(np.float64) - y.max()) / np.exp(y.astype(np.float64) - y.max()).sum()
+            cells = [part for k in (first, second) for part in (str(k), f"{likely[k]:.1f}", "%")]
+            expected = [f"x.npy[{i}]", profile, *cells]
             assert out[1 + 3 * i + row].split() == expected
 
 
@@ -233,41 +235,6 @@ def test_image_files_are_fitted_to_a_fixed_size(model, digits, tmp_path, capsys)
     np.testing.assert_array_equal(y[1].argmax(), digits.labels[0])
 
 
-@pytest.mark.parametrize(
-    ("size", "target", "resized", "box"),
-    [
-        ((500, 375), (224, 224), (299, 224), (37, 0, 261, 224)),
-        ((375, 500), (224, 224), (224, 299), (0, 37, 224, 261)),
-        ((100, 100), (50, 80), (80, 80), (0, 15, 80, 65)),  # (H, W) = 50, 80
-        ((8, 8), (8, 8), None, None),
-        ((8, 9), (None, None), None, None),
-        ((20, 10), (10, 10), None, (5, 0, 15, 10)),
-    ],
-)
-def test_fit_covers_and_cuts_the_middle(size, target, resized, box):
-    pytest.importorskip("PIL.Image")
-
-    class Fake:
-        """Writes down what is done to it."""
-
-        def __init__(self, size, log):
-            self.size, self.log = size, log
-            self.width, self.height = size
-
-        def resize(self, size, how):
-            self.log["resized"] = size
-            return Fake(size, self.log)
-
-        def crop(self, box):
-            self.log["box"] = box
-            return Fake((box[2] - box[0], box[3] - box[1]), self.log)
-
-    log = {}
-    done = images.fit(Fake(size, log), *target)
-    assert (log.get("resized"), log.get("box")) == (resized, box)
-    assert done.size == (target[1] or size[0], target[0] or size[1])
-
-
 def test_a_free_size_is_kept_or_given(tmp_path, capsys):
     pytest.importorskip("PIL.Image")
     save_image(tmp_path / "a.png", np.zeros((6, 9, 3), np.uint8))
@@ -322,7 +289,7 @@ def test_table_and_json(model, graph, digits, capsys):
     assert f"{row['accuracy']:.2f} %" in out[4] and f"{row['bytes']:,}" in out[4]
 
 
-def test_photographs_are_cut_as_for_imagenet(tmp_path):
+def test_a_folder_needs_a_size_where_the_file_has_none(tmp_path, capsys):
     pil = pytest.importorskip("PIL.Image")
     root = tmp_path / "photos"
     for split in ("train", "test"):
@@ -331,21 +298,26 @@ def test_photographs_are_cut_as_for_imagenet(tmp_path):
             pil.new("RGB", (70, 60), (255 * (name == "dog"), 0, 0)).save(root / split / name / "a.png")
     write(painter(outputs=("mean",)), tmp_path / "net.apm")
     m, data = anyprec.load(tmp_path / "net.apm"), load_data("folder", "test", root)
-    how = accuracy.view_for(data, None, None)
-    assert (how.side, how.short) == (224, 256)
-    how = accuracy.view_for(data, 28, 28)
-    assert (how.side, how.short) == (28, 32)
+    assert "give --size" in error(capsys, tmp_path / "net.apm", "--dataset", "folder", "--data", root)
+    picture = root / "test" / "cat" / "a.png"
+    assert "does not say at which size it was trained" in error(capsys, tmp_path / "net.apm", picture)
+    run(capsys, tmp_path / "net.apm", picture, "--size", 28)
+    how = accuracy.preprocessing_for(m, data, 28)
+    assert (how.size, how.to) == ((28, 28), (32, 32))
     assert accuracy.reader(m, data, 28)(np.arange(2)).shape == (2, 28, 28, 3)
     assert measure(m, data, ["1"], size=28)[0].accuracy in (0, 50, 100)
 
 
-def test_arrays_of_another_size_are_resized(digits):
-    assert accuracy.view_for(digits, None, None).resize == 0
-    assert accuracy.view_for(digits, 8, 8).resize == 0
-    assert accuracy.view_for(digits, 16, 16).resize == 16
+def test_arrays_of_another_size_are_resized(digits, tmp_path):
+    def size(data, wanted=None):
+        return accuracy.preprocessing_for(m, data, wanted).size
+
+    write(painter(1, outputs=("mean",)), tmp_path / "net.apm")
+    m = anyprec.load(tmp_path / "net.apm")
+    assert size(digits) == size(digits, 8) == (8, 8) and size(digits, 16) == (16, 16)
     house_numbers = ArrayData(np.zeros((2, 32, 32, 3), np.uint8), [0, 1], "01", (0,) * 3, (1,) * 3, "svhn")
-    assert accuracy.view_for(house_numbers, None, None).resize == 40  # as it is trained
-    assert accuracy.view_for(house_numbers, 32, 32).resize == 0
+    assert size(house_numbers) == (40, 40)  # as it is trained
+    assert size(house_numbers, 32) == (32, 32)
 
 
 def test_picture(model, tmp_path, capsys):
@@ -458,7 +430,9 @@ def test_wrong_networks(digits, tmp_path, capsys):
     both = (tmp_path / "map.apm", tmp_path / "a.png", tmp_path / "b.png", "--out", tmp_path / "y.npy")
     assert "images of different sizes give outputs of different sizes" in error(capsys, *both)
     assert "does not give one score a class" in error(capsys, tmp_path / "map.apm", "--dataset", "digits")
-    assert "--size 0 is not a number of pixels" in error(capsys, tmp_path / "map.apm", tmp_path / "a.png", "--size", 0)
+    assert "--size 0 is not a side in pixels; give 1 to 6,324" in error(
+        capsys, tmp_path / "map.apm", tmp_path / "a.png", "--size", 0
+    )
     write(painter(1, outputs=("mean",)), tmp_path / "two.apm")
     assert "gives 2 scores, digits has 10 classes" in error(capsys, tmp_path / "two.apm", "--dataset", "digits")
     write(painter(3), tmp_path / "colour.apm")
@@ -472,4 +446,4 @@ def test_wrong_networks(digits, tmp_path, capsys):
 class Tall:
     """A model of a fixed size that is no square."""
 
-    name, input_shape, takes_uint8 = "tall", (8, 9, 1), True
+    name, input_shape, takes_uint8, preprocessing = "tall", (8, 9, 1), True, None

@@ -24,6 +24,7 @@ NETS = {
     "resnet20-he": ({}, 8, 1),
     "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16, 2),
     "cnn8": ({"expand": 1}, 40, 1),
+    "vgg-speed": ({"channels": (8, 12, 16)}, 17, 1),
     "mobilenetv2": ({"width": 0.25}, 8, 2),
     "resnet50": ({"width": 0.125}, 40, 1),
 }

@@ -98,7 +98,7 @@ def test_the_widest_is_the_default(net, images, tmp_path):
     out = tmp_path / "y.npy"
     succeeds(net.path, images, "--layout", "NHWC", "--out", out)
     assert_same(np.load(out), net.wanted["32"])
-    succeeds(net.path, images, "--layout", "NHWC", "--out", out, "--max-bits", "3", "--verify")
+    succeeds(net.path, images, "--layout", "NHWC", "--out", out, "--max-bits", "3", "--no-verify")
     assert_same(np.load(out), net.wanted["3"])
 
 
@@ -169,7 +169,7 @@ def test_files_that_go_wrong(net, images, tmp_path):
     flipped = bytearray(net.path.read_bytes())
     flipped[-1] ^= 1
     (tmp_path / "flipped.apm").write_bytes(flipped)
-    fails(tmp_path / "flipped.apm", images, "--verify", says="tail")
+    fails(tmp_path / "flipped.apm", images, says="tail")
     if "neon" not in _native.built_isas():
         fails(net.path, images, "--isa", "neon", says="neon is not built into")
 

@@ -191,7 +191,7 @@ def test_mistakes(file, data, pictures, tmp_path, capsys):
     assert "arrays of floats are no pictures" in error(capsys, file, tmp_path / "x.npy", "--masks", tmp_path / "m")
     (tmp_path / "taken").write_text("")
     image = pictures / "test" / "s1.png"
-    assert "cannot be made" in error(capsys, file, image, "--masks", tmp_path / "taken" / "m")
+    assert "cannot write" in error(capsys, file, image, "--masks", tmp_path / "taken" / "m")
 
 
 # --- Colours ------------------------------------------------------------------------------------------------------

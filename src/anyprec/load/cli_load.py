@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyprec.arguments import duration, positive
+from anyprec.arguments import duration, seed, span, whole
 from anyprec.errors import AnyprecError, LoadError
 from anyprec.load import arrivals, report
 from anyprec.load.client import Plan
@@ -25,6 +25,7 @@ from anyprec.load.processes import send_from_processes
 from anyprec.load.target import OUTPUT_DTYPES, Target, find, fit, messages, noise
 from anyprec.progress import Progress
 
+CONNECTIONS = whole(1, 1_000_000)
 NOISE = 64  # random images where none are given
 MOST_IMAGES = 10_000
 MOST_BYTES = 256 << 20  # of requests made beforehand
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:200, gamma:200:4 (rate, CV^2), uniform:200, steps:100@10,400@5, ramp:50:400, "
         "trace:FILE[:INTERVAL] (default: poisson:100)",
     )
-    parser.add_argument("--seconds", type=duration, metavar="S", help="how long (default: 30s; steps have their own)")
+    parser.add_argument("--seconds", type=span, metavar="S", help="how long (default: 30s; steps have their own)")
     parser.add_argument("--slo", type=duration, default=0.05, metavar="TIME", help="the latency target (default: 50ms)")
     parser.add_argument(
         "--deadline", type=duration, metavar="TIME", help="what the server is told (default: the target)"
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", metavar="NAME", help="send this data set's test images and check the answers")
     parser.add_argument("--data", metavar="DIR", help="folder that holds it")
     parser.add_argument("--bits", metavar="B", help="ask for this width or profile in every request")
-    parser.add_argument("--min-bits", type=int, metavar="B", help="allow no narrower width")
+    parser.add_argument("--min-bits", type=whole(1, 32), metavar="B", help="allow no narrower width")
     parser.add_argument(
         "--header",
         action="append",
@@ -57,13 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME: VALUE'",
         help="a header of every request, such as a key",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default: 0)")
-    parser.add_argument("--processes", type=positive, default=1, metavar="N", help="that send (default: 1)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the arrivals (default: 0)")
+    parser.add_argument("--processes", type=whole(1, 1024), default=1, metavar="N", help="that send (default: 1)")
     parser.add_argument(
         "--real-time", action="store_true", help="send before all other programs of this machine run (root, on Linux)"
     )
-    parser.add_argument("--connections", type=positive, default=4, metavar="N", help="opened at first (default: 4)")
-    parser.add_argument("--limit", type=positive, default=4096, metavar="N", help="most connections (default: 4096)")
+    parser.add_argument("--connections", type=CONNECTIONS, default=4, metavar="N", help="opened at first (default: 4)")
+    parser.add_argument("--limit", type=CONNECTIONS, default=4096, metavar="N", help="most connections (default: 4096)")
     parser.add_argument(
         "--timeout", type=duration, default=10.0, metavar="TIME", help="when an answer is given up (default: 10s)"
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anyprec.files import written_whole
 from anyprec.load.report import by_width
 
 BLUE, ORANGE, RED, GREY, LIGHT = "#1f6feb", "#bc4c00", "#cf222e", "#57606a", "#d0d7de"
@@ -69,7 +70,8 @@ def draw(rows: Sequence[Mapping[str, float | None]], slo_ms: float, title: str, 
             axes.spines[side].set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
-    figure.savefig(path)
+    with written_whole(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:])
     plt.close(figure)
 
 

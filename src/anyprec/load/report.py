@@ -7,6 +7,7 @@ never sent missed its target as surely as what came late.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from anyprec.files import make_folder, write_text
 from anyprec.load.outcome import BROKEN, EXPIRED, OK, REJECTED, UNANSWERED, Outcome
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
@@ -194,33 +196,35 @@ def write(
     right: np.ndarray | None,
     about: Mapping[str, object],
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     report = {**about, **summary.record(), "timeline": list(rows)}
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    with open(folder / "timeline.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(rows[0]) if rows else ["second"])
-        table.writeheader()
-        for row in rows:
-            table.writerow({name: short(value) for name, value in row.items()})
-    with open(folder / "requests.csv", "w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
+    write_text(folder / "report.json", json.dumps(report, indent=2) + "\n")
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, list(rows[0]) if rows else ["second"])
+    table.writeheader()
+    for row in rows:
+        table.writerow({name: short(value) for name, value in row.items()})
+    write_text(folder / "timeline.csv", text.getvalue())
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)
+    lines.writerow(
+        ["planned_s", "send_delay_ms", "latency_ms", "status", "bits", "queue_ms", "run_ms", "batch", "right"]
+    )
+    for i in range(len(outcome)):
         lines.writerow(
-            ["planned_s", "send_delay_ms", "latency_ms", "status", "bits", "queue_ms", "run_ms", "batch", "right"]
+            [
+                f"{outcome.planned[i]:.6f}",
+                short(milli(outcome.sent[i] - outcome.planned[i])),
+                short(milli(outcome.done[i] - outcome.planned[i])),
+                int(outcome.status[i]),
+                outcome.profile[i],
+                short(milli(outcome.queue_s[i])),
+                short(milli(outcome.run_s[i])),
+                int(outcome.batch[i]) or "",
+                "" if right is None or outcome.status[i] != OK else int(right[i]),
+            ]
         )
-        for i in range(len(outcome)):
-            lines.writerow(
-                [
-                    f"{outcome.planned[i]:.6f}",
-                    short(milli(outcome.sent[i] - outcome.planned[i])),
-                    short(milli(outcome.done[i] - outcome.planned[i])),
-                    int(outcome.status[i]),
-                    outcome.profile[i],
-                    short(milli(outcome.queue_s[i])),
-                    short(milli(outcome.run_s[i])),
-                    int(outcome.batch[i]) or "",
-                    "" if right is None or outcome.status[i] != OK else int(right[i]),
-                ]
-            )
+    write_text(folder / "requests.csv", text.getvalue())
 
 
 def table(summary: Summary) -> str:

@@ -63,6 +63,8 @@ def find(url: str, model: str | None = None, headers: Mapping[str, str] | None =
         about = ask(connection, "GET", path, headers)
     except (OSError, http.client.HTTPException) as error:
         raise LoadError(f"{url}: no server answers there ({error}); is `anyprec serve` running?") from error
+    except UnicodeError as error:  # of the host name, of a header or of the model
+        raise LoadError(f"{url}: the address, --model or a --header has letters HTTP cannot carry ({error})") from error
     finally:
         connection.close()
     return described(about, host=host, port=port, path=f"{path}/infer", model=model)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from anyprec.errors import DataError
+from anyprec.files import make_folder, write_text
 from anyprec.report.page import document, table_html
-from anyprec.report.record import Row, Table, write_text
+from anyprec.report.record import Row, Table
 
 COLOURS = ("#d1453b", "#e07b00", "#2a9d5a", "#3b82f6", "#8b949e", "#a371f7", "#c9a400", "#00a3a3", "#e0559b")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 300, 52, 36, 12, 92
@@ -28,7 +29,7 @@ def write_run_report(folder: Path, to: Path | None = None) -> Path:
     log = read_log(folder)
     parts = [f"<h1>{escape(folder.resolve().name)}</h1>", f'<p class="soft">{len(log)} epochs.</p>']
     contents = []
-    for split in ("test", "train"):
+    for split in ("test", "validation", "train"):
         for metric in ("accuracy", "miou", "loss"):
             series = series_of(log, split, metric)
             if series:
@@ -43,6 +44,7 @@ def write_run_report(folder: Path, to: Path | None = None) -> Path:
     if recipe.is_file():
         contents.append(("recipe", "Recipe", ""))
         parts.append(f'<h2 id="recipe">Recipe</h2><pre>{escape(recipe.read_text(encoding="utf-8"))}</pre>')
+    make_folder(to.parent)
     write_text(to, document(folder.resolve().name, contents, "\n".join(parts)))
     return to
 

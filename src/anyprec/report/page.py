@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from anyprec.errors import DataError
-from anyprec.report.record import OURS, RESULT, Claim, Result, Table, load, write_csv, write_text
+from anyprec.files import make_folder, write_text
+from anyprec.report.record import OURS, RESULT, Claim, Result, Table, load, write_csv
 
 KINDS = {True: "holds", False: "fails", None: "untested"}
 SCALE_WORDS = {
@@ -28,14 +29,11 @@ def write_report(folder: Path, to: Path | None = None) -> Path:
     results, run = read_results(folder)
     beside = folder / "claims.csv" if to is None else None
     to = to or folder / "report.html"
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        write_text(to, page(results, run, folder))
-        if beside:
-            rows = [(r.name, c.verdict, c.sentence, c.numbers) for r in results for c in r.claims]
-            write_csv(beside, ("experiment", "verdict", "claim", "numbers"), rows)
-    except OSError as error:
-        raise DataError(f"cannot write {to}: {error.strerror}; choose another --out") from error
+    make_folder(to.parent)
+    write_text(to, page(results, run, folder))
+    if beside:
+        rows = [(r.name, c.verdict, c.sentence, c.numbers) for r in results for c in r.claims]
+        write_csv(beside, ("experiment", "verdict", "claim", "numbers"), rows)
     return to
 
 

@@ -7,14 +7,15 @@ by anyprec.reproduce; the HTML report is made from these files alone.
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anyprec.errors import DataError
+from anyprec.files import make_folder, write_text
 
 OURS, PAPER = "ours", "paper"
 RESULT = "result.json"
@@ -98,7 +99,7 @@ class Result:
 
 def save(result: Result, folder: Path) -> None:
     """Everything but the pictures, which their experiment has drawn; result.json last, so that it means done."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for table in result.tables:
         write_csv(folder / f"{table.name}.csv", *csv_of(table))
     write_text(folder / "result.md", markdown(result))
@@ -150,16 +151,10 @@ def csv_of(table: Table) -> tuple[list[str], list[list[str]]]:
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([head, *rows])
-
-
-def write_text(path: Path, text: str) -> None:
-    """Beside its place, then renamed: whoever reads it sees the old one or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    make_folder(path.parent)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    write_text(path, text.getvalue())
 
 
 def markdown(result: Result) -> str:

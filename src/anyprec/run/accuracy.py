@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data import AUGMENTS, DATASETS, ArrayData, Augment, FileData, MaskData
+from anyprec.data import DATASETS, ArrayData, FileData, MaskData, preprocessing_of
 from anyprec.data.confusion import class_iou, mean_iou, pixel_accuracy
-from anyprec.data.loader import normaliser
+from anyprec.data.loader import testing_pixels, testing_reader
 from anyprec.errors import InputError
+from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
-from anyprec.run.images import target
+from anyprec.run.images import check_side
 from anyprec.run.model import PackedModel
 from anyprec.run.segmentation import measure_masks
 
@@ -102,37 +103,37 @@ def reader(
     model: PackedModel, data: ArrayData | FileData, size: int | None
 ) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8] | npt.NDArray[np.float32]]:
     """A function from rows of the data set to images (n, H, W, C): uint8 where the file says what these become."""
-    height, width, channels = target(model, size)
-    if data.shape[2] != channels:
-        raise InputError(f"{data.name} has images of {data.shape[2]} channels, {model.name} takes {channels}")
-    how = view_for(data, height, width)
-    shape = how.shape(data.shape)
-    if (height or shape[0], width or shape[1]) != shape[:2]:
+    how = preprocessing_for(model, data, size)
+    height, width, channels = model.input_shape
+    if how.channels != channels or how.size is None:
+        raise InputError(f"{data.name} has images of {how.channels} channels, {model.name} takes {channels}")
+    if (height or how.size[0], width or how.size[1]) != how.size:
         raise InputError(
-            f"{data.name} gives images of {shape[0]} x {shape[1]}, {model.name} takes {height} x {width}; "
+            f"{data.name} gives images of {how.size[0]} x {how.size[1]}, {model.name} takes {height} x {width}; "
             "name the data set it was trained on"
         )
-    normalise = None if model.takes_uint8 else normaliser(data.mean, data.std, shape)
-
-    def pixels(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-        images = data.read(rows, how.view) if isinstance(data, FileData) else how.apply(data.read(rows), None)
-        return normalise(images) if normalise else images
-
-    return pixels
+    return testing_pixels(data, how) if model.takes_uint8 else testing_reader(data, how)
 
 
-def view_for(data: ArrayData | FileData, height: int | None, width: int | None) -> Augment:
-    """How an image gets its size: a square that is asked for, else what the data set is usually trained with.
+def preprocessing_for(model: PackedModel, data: ArrayData | FileData, size: int | None) -> Preprocessing:
+    """What the training did, from the file; of a file that does not say, what the data set is usually tested with.
 
-    Photographs are cut as ImageNet's are for testing: for 224, short side to 256 and the middle 224 x 224.
+    Then a square that the network takes and no other is its size, and a folder of photographs settles nothing.
     """
-    spec = DATASETS.get(data.name)
-    usual = AUGMENTS[spec.augment if spec else "none"]
-    side = height if height is not None and height == width else usual.side or usual.resize
-    if isinstance(data, FileData):
-        side = side or data.size
-        return Augment("photographs", side=side, short=round(side * 8 / 7))
-    return Augment("size", resize=side) if side and (side, side) != data.shape[:2] else AUGMENTS["none"]
+    side = None if size is None else check_side(model, size)
+    how = model.preprocessing
+    if how is None or how.size is None:
+        height, width, _ = model.input_shape
+        fixed = (height, width) if height is not None and height == width else None
+        spec = DATASETS.get(data.name)
+        if isinstance(data, FileData) and data.name == "folder" and not (fixed or side):
+            raise InputError(
+                f"{model.name} does not say at which size it was trained, and a folder has images of any size; give "
+                "--size, or pack it again from its checkpoint"
+            )
+        how = preprocessing_of(data, spec.augment if spec else "none")
+        side = side or fixed
+    return how if side is None else how.at(side)
 
 
 def check_classes(

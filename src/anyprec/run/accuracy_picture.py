@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from anyprec.files import written_whole
 from anyprec.run.accuracy import Row
 
 BLUE, ORANGE, LIGHT = "#1f6feb", "#bc4c00", "#d0d7de"
@@ -30,7 +31,8 @@ def draw(rows: Sequence[Row], title: str, path: str | Path) -> None:
     right.set_ylim(bottom=0)
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
-    figure.savefig(path)
+    with written_whole(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:])
     plt.close(figure)
 
 

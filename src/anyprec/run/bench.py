@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,15 @@ from anyprec.errors import AnyprecError, UnsupportedBits
 from anyprec.format.graph import GraphProfile
 from anyprec.format.model_file import ModelFile
 from anyprec.run import rivals as rival
-from anyprec.run.timing import Contestant, ContestantFailed, percentiles, prepare_rivals, race, times_faster
+from anyprec.run.timing import (
+    TIMEOUT_S,
+    Contestant,
+    ContestantFailed,
+    percentiles,
+    prepare_rivals,
+    race,
+    times_faster,
+)
 
 OURS = "anyprec"
 
@@ -39,6 +47,7 @@ class Wish:
     isa: str | None = None
     onnx: str | None = None  # the float network the rivals get, instead of the twin made from the file
     folder: str | None = None  # where the rivals' files are kept; None: made anew
+    timeout_s: float = TIMEOUT_S  # a contestant that does not answer for so long has failed
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,23 @@ class Row:
 
     @property
     def title(self) -> str:
-        if self.engine != OURS:
-            return f"{rival.TITLES[self.engine]} {self.variant}"
-        if self.variant == str(FLOAT):
-            return f"{OURS} float"
-        return f"{OURS} {self.variant} bit" if self.variant.isdigit() else f"{OURS} {self.variant}"
+        return title_of(self.engine, self.variant)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rival that takes no part in a race, though it was asked for and is installed."""
+
+    engine: str
+    variant: str
+    batch: int
+    threads: int
+    reason: str  # continues the sentence: "died of SIGILL", "did not answer within 300 s"
+    signal: str | None = None
+
+    @property
+    def title(self) -> str:
+        return title_of(self.engine, self.variant)
 
 
 @dataclass
@@ -75,10 +96,41 @@ class Bench:
     size: tuple[int, int]
     machine: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)  # rivals that were asked for and are not installed
     notes: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+        best = [{"batch": b, "threads": t, "best_int8": self.best_int8(b, t)} for b, t in self.races]
+        return {**asdict(self), "comparisons": best}
+
+    @property
+    def races(self) -> list[tuple[int, int]]:
+        """(batch, threads) of each."""
+        return list(dict.fromkeys((row.batch, row.threads) for row in self.rows))
+
+    def best_int8(self, batch: int, threads: int) -> str | None:
+        """What `x int8` compares with, and who else might have been better; None where no int8 was asked for."""
+        here = [row for row in self.rows if (row.batch, row.threads) == (batch, threads)]
+        int8 = [row for row in here if row.variant == "int8" and row.limited]
+        lacking = [
+            f"{failure.title} {failure.reason}"
+            for failure in self.failures
+            if (failure.batch, failure.threads, failure.variant) == (batch, threads, "int8")
+        ]
+        lacking += [f"{rival.TITLES[name]} is not installed" for name in self.absent if "int8" in rival.VARIANTS[name]]
+        if not int8:
+            return f"none; {'; '.join(lacking)}" if lacking else None
+        best = min(int8, key=lambda row: row.p50_ms).title
+        return f"{best}, best int8 of those that ran; {'; '.join(lacking)}" if lacking else best
+
+
+def title_of(engine: str, variant: str) -> str:
+    if engine != OURS:
+        return f"{rival.TITLES[engine]} {variant}"
+    if variant == str(FLOAT):
+        return f"{OURS} float"
+    return f"{OURS} {variant} bit" if variant.isdigit() else f"{OURS} {variant}"
 
 
 def bench(wish: Wish, step: Callable[[], None] = lambda: None) -> Bench:
@@ -89,19 +141,31 @@ def bench(wish: Wish, step: Callable[[], None] = lambda: None) -> Bench:
         done = Bench(Path(wish.model).stem, size, {})
         if wish.onnx is not None and not Path(wish.onnx).is_file():
             raise AnyprecError(f"--onnx {wish.onnx}: no such file; give the float network as ONNX, or leave it out")
-        present = [name for name in wish.rivals if is_there(name, done.notes)]
+        present = [name for name in wish.rivals if is_there(name, done)]
         folder = wish.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="anyprec-bench-"))
-        if present:
-            try:
-                prepare_rivals(wish.model, folder, size, present, wish.onnx)
-            except ContestantFailed as error:
-                done.notes.append(f"no rivals: their files could not be made: {error}")
-                present = []
+        unmade = unmade_files(wish, folder, size, present)
         done.machine = machine(wish, present)
         for batch in wish.batches:
             for threads in wish.threads:
-                done.rows += heat(wish, file, profiles, present, folder, size, batch, threads, done.notes, step)
+                heat(wish, file, profiles, present, unmade, folder, batch, threads, done, step)
     return done
+
+
+def unmade_files(
+    wish: Wish, folder: str, size: tuple[int, int], present: Sequence[str]
+) -> dict[tuple[str, str], ContestantFailed]:
+    """(rival, variant) -> why there is no file for it."""
+    if not present:
+        return {}
+    try:
+        failed = prepare_rivals(wish.model, folder, size, present, wish.onnx, wish.timeout_s)
+        return {(name, "int8"): made_no_file(error) for name, error in failed.items()}
+    except ContestantFailed as error:
+        return {(name, variant): made_no_file(error) for name in present for variant in rival.VARIANTS[name]}
+
+
+def made_no_file(error: ContestantFailed) -> ContestantFailed:
+    return ContestantFailed(f"{error} while its file was made", error.signal)
 
 
 def chosen_profiles(file: ModelFile, names: Sequence[str]) -> list[GraphProfile]:
@@ -126,10 +190,12 @@ def image_size(file: ModelFile, asked: int | None) -> tuple[int, int]:
     return asked, asked
 
 
-def is_there(name: str, notes: list[str]) -> bool:
+def is_there(name: str, done: Bench) -> bool:
     missing = rival.missing(name)
     if missing:
-        notes.append(f"no {rival.TITLES[name]}: {' and '.join(missing)} not installed; pip install 'anyprec[bench]'")
+        advice = "pip install 'anyprec[bench]'"
+        done.notes.append(f"no {rival.TITLES[name]}: {' and '.join(missing)} not installed; {advice}")
+        done.absent.append(name)
     return not missing
 
 
@@ -150,28 +216,32 @@ def heat(
     file: ModelFile,
     profiles: Sequence[GraphProfile],
     present: Sequence[str],
+    unmade: Mapping[tuple[str, str], ContestantFailed],
     folder: str,
-    size: tuple[int, int],
     batch: int,
     threads: int,
-    notes: list[str],
+    done: Bench,
     step: Callable[[], None],
-) -> list[Row]:
-    """One race: every profile of ours and every rival at one batch and thread count."""
-    shared = {"batch": batch, "threads": threads, "size": size, "channels": file.graph_json["input"]["shape"][2]}
+) -> None:
+    """One race: every profile of ours and every rival at one batch and thread count. Adds its rows and failures."""
+    shared = {"batch": batch, "threads": threads, "size": done.size, "channels": file.graph_json["input"]["shape"][2]}
     started: dict[tuple[str, str], Contestant] = {}
+
+    def failed(key: tuple[str, str], error: ContestantFailed) -> None:
+        if key[0] == OURS:  # nothing is left to compare
+            raise ContestantFailed(f"{title_of(*key)} {error}", error.signal) from error
+        done.failures.append(Failure(*key, batch, threads, str(error), error.signal))
+
     try:
-        for profile in profiles:
-            order = {"engine": OURS, "model": wish.model, **bits_of(file, profile), **shared}
-            started[OURS, profile.name] = Contestant.start(order, environment(OURS, threads, wish.isa))
-        for name in present:
-            for variant in rival.VARIANTS[name]:
-                order = {"engine": name, "variant": variant, "folder": folder, **shared}
-                try:
-                    started[name, variant] = Contestant.start(order, environment(name, threads, wish.isa))
-                except ContestantFailed as error:
-                    notes.append(f"no {rival.TITLES[name]} {variant} at batch {batch}, {threads} threads: {error}")
-        times = race(started, wish.rounds, step)
+        for key, order in orders(wish, file, profiles, present, folder).items():
+            try:
+                if key in unmade:
+                    raise unmade[key]
+                switches = environment(key[0], threads, wish.isa)
+                started[key] = Contestant.start({**order, **shared}, switches, wish.timeout_s)
+            except ContestantFailed as error:
+                failed(key, error)
+        times = race(started, wish.rounds, step, failed)
     finally:
         for contestant in started.values():
             contestant.close()
@@ -179,11 +249,10 @@ def heat(
     int8 = [key for key in times if key[1] == "int8" and is_limited(key[0], wish.isa)]
     best = min(int8, key=lambda key: percentiles(times[key])[1], default=None)
     by_name = {profile.name: profile for profile in profiles}
-    rows = []
-    for (engine, variant), contestant in started.items():
+    for engine, variant in times:
         p10, p50, p90 = (1e3 * seconds for seconds in percentiles(times[engine, variant]))
         ours = by_name[variant] if engine == OURS else None
-        rows.append(
+        done.rows.append(
             Row(
                 engine=engine,
                 variant=variant,
@@ -195,13 +264,25 @@ def heat(
                 images_per_s=1e3 * batch / p50,
                 speedup=times_faster(times[engine, variant], times[best]) if best else None,
                 disk_bytes=file.bytes_for_profile(ours) if ours else rival.disk_bytes(folder, engine, variant),
-                resident_bytes=contestant.resident,
-                peak_bytes=contestant.peak,
+                resident_bytes=started[engine, variant].resident,
+                peak_bytes=started[engine, variant].peak,
                 accuracy=ours.accuracy if ours else None,
                 limited=is_limited(engine, wish.isa),
             )
         )
-    return rows
+
+
+def orders(
+    wish: Wish, file: ModelFile, profiles: Sequence[GraphProfile], present: Sequence[str], folder: str
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """(engine, variant) -> what its process is to open."""
+    ours = {(OURS, p.name): {"engine": OURS, "model": wish.model, **bits_of(file, p)} for p in profiles}
+    theirs = {
+        (name, variant): {"engine": name, "variant": variant, "folder": folder}
+        for name in present
+        for variant in rival.VARIANTS[name]
+    }
+    return {**ours, **theirs}
 
 
 def bits_of(file: ModelFile, profile: GraphProfile) -> dict[str, Any]:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from itertools import groupby
 
+from anyprec.arguments import duration, whole
 from anyprec.bits import parse_widths
 from anyprec.errors import AnyprecError, MissingExtra
+from anyprec.models.catalog import find
 from anyprec.progress import Progress
-from anyprec.run.bench import Bench, Row, Wish, bench
+from anyprec.run.bench import Bench, Failure, Row, Wish, bench
 from anyprec.run.rivals import ISA_SWITCHES, TITLES
+from anyprec.run.timing import TIMEOUT_S
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`")
+    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`")
     parser.add_argument("--bits", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
     parser.add_argument("--profile", action="append", default=[], metavar="NAME", help="also this mixed profile")
     parser.add_argument("--batch", default="1", metavar="N,N", help="images a call (default: 1)")
@@ -26,24 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rivals", default=",".join(TITLES), metavar="A,B", help=f"of {', '.join(TITLES)}; or none (default: all)"
     )
     parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each contestant (default: 30)")
+    parser.add_argument("--rounds", type=whole(1, 1_000_000), default=30, help="turns of each contestant (default: 30)")
     parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
     parser.add_argument("--onnx", metavar="FILE", help="the rivals' float network (default: made from the model)")
+    parser.add_argument(
+        "--timeout", type=duration, default=TIMEOUT_S, metavar="TIME",
+        help="give a rival up that does not answer for so long (default: 5m)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--picture", metavar="FILE.png", help="also draw accuracy, or bits, against latency")
 
 
 def run(args: argparse.Namespace) -> int:
     wish = Wish(
-        model=args.model,
+        model=str(find(args.model)),
         profiles=(*(str(bits) for bits in (parse_widths(args.bits) if args.bits else ())), *args.profile),
         batches=counts(args.batch, "--batch"),
         threads=counts(args.threads, "--threads"),
         rivals=rival_names(args.rivals),
         size=args.size,
-        rounds=at_least_one(args.rounds, "--rounds"),
+        rounds=args.rounds,
         isa=args.isa,
         onnx=args.onnx,
+        timeout_s=args.timeout,
     )
     if args.picture:
         check_picture(args.picture)
@@ -54,7 +63,17 @@ def run(args: argparse.Namespace) -> int:
         from anyprec.run.picture import draw
 
         draw(done, args.picture)
-    return 0
+    if done.failures:
+        print(f"anyprec: error: {failure_line(done.failures, wish.rivals)}", file=sys.stderr)
+    return 1 if done.failures else 0
+
+
+def failure_line(failures: list[Failure], asked: tuple[str, ...]) -> str:
+    """Who failed, once each, whatever the number of races; how to go without them."""
+    names = {failure.title: failure.reason for failure in failures}
+    told = "; ".join(f"{title} {reason}" for title, reason in names.items())
+    rest = [name for name in asked if name not in {failure.engine for failure in failures}]
+    return f"the comparison is incomplete: {told}; leave it out with --rivals {','.join(rest) or 'none'}"
 
 
 def counts(text: str, option: str) -> tuple[int, ...]:
@@ -100,6 +119,11 @@ def table(done: Bench) -> str:
     ]
     for (batch, threads), rows in groupby(done.rows, key=lambda row: (row.batch, row.threads)):
         lines += ["", *race_table(list(rows), batch, threads)]
+        for failure in done.failures:
+            if (failure.batch, failure.threads) == (batch, threads):
+                lines.append(f"{failure.title:<22} {failure.reason}")
+        if best := done.best_int8(batch, threads):
+            lines.append(f"x int8 compares with {best}")
     if not all(row.limited for row in done.rows):
         lines.append(f"* cannot be held to {at['isa']}: it asks the CPU itself; left out of the comparison")
     lines += [f"note: {note}" for note in done.notes]

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.bits import FLOAT, parse_widths
+from anyprec.bits import parse_widths
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError, InputError, UnsupportedBits
-from anyprec.format.cli_inspect import table
+from anyprec.files import written_whole
 from anyprec.progress import Progress
 from anyprec.run import segmentation
 from anyprec.run.accuracy import Row, measure
 from anyprec.run.cli_bench import at_least_one, check_picture
-from anyprec.run.images import Batch, count, find_files, read_batches
+from anyprec.run.images import Batch, count, find_files, is_array, missing_preprocessing, read_batches, unknown_size
+from anyprec.run.labels import labelled, number
 from anyprec.run.model import LAYOUTS, PackedModel, is_random, load
+from anyprec.tables import bits_name, table
 
 MANY = 100  # images from which on a progress bar is worth its line
 
@@ -34,7 +37,7 @@ Outputs = dict[str, list[tuple[npt.NDArray[np.float32], ...]]]  # profile -> bat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`")
+    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`")
     parser.add_argument("images", nargs="*", help=".npy arrays, image files (JPEG, PNG, ...), or folders of them")
     parser.add_argument(
         "--bits",
@@ -44,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads a call (default: 1)")
     parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
     parser.add_argument("--max-bits", type=int, metavar="K", help="read only the first K bits of the file")
-    parser.add_argument("--verify", action="store_true", help="first compare every tensor with its checksum")
+    parser.add_argument(
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare every tensor with its checksum (default: yes)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     images = parser.add_argument_group("for images")
     images.add_argument("--layout", choices=LAYOUTS, help="of .npy arrays (default: seen from the channels)")
@@ -142,6 +150,8 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
                     records.append(record)
     if args.out:
         save(outputs, args.out)
+    if not all(map(is_array, files)):
+        warn(missing_preprocessing(model, args.size))
     if args.json:
         print(json.dumps({"model": model.name, "isa": model.isa, "images": records}, indent=2))
     else:
@@ -154,7 +164,15 @@ def run_batch(model: PackedModel, batch: Batch, profile: str, path: Path) -> tup
         y = model(batch.images, profile, layout=batch.layout)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    first = y[0] if isinstance(y, tuple) else y
+    if batch.any_size and first.ndim == 2:
+        raise InputError(f"{path}: {unknown_size(model)}")
     return y if isinstance(y, tuple) else (y,)
+
+
+def warn(line: str | None) -> None:
+    if line is not None:
+        print(f"anyprec: warning: {line}", file=sys.stderr)
 
 
 def run_each(
@@ -169,22 +187,15 @@ def run_each(
 
 
 def answer(model: PackedModel, y: npt.NDArray[np.float32], top: int, layout: str) -> Any:
-    """The `top` highest scores of one image, highest first, equal ones in order of class; of a map, its range, and
-    where it has a score for each of the file's labels, the `top` classes with most pixels.
+    """The `top` classes of one image, most likely first; of a map, its range, and where it has a score for each of the
+    file's labels, the `top` classes with most pixels.
     """
-    labels = model.labels
-    if y.ndim > 1:
-        found: dict[str, Any] = {"shape": list(y.shape), "least": number(y.min()), "most": number(y.max())}
-        axis = 0 if layout == "NCHW" else 2
-        if labels and y.shape[axis] == len(labels):
-            shares = np.bincount(np.argmax(y, axis=axis).ravel(), minlength=len(labels)) / (y.size // len(labels))
-            order = [int(i) for i in np.argsort(-shares, kind="stable")[:top] if shares[i] > 0]
-            found["classes"] = [{"class": i, "label": labels[i], "share": round(float(shares[i]), 6)} for i in order]
-        return found
-    return [
-        {"class": int(i), "label": labels[i] if i < len(labels) else None, "score": number(y[i])}
-        for i in np.argsort(-y, kind="stable")[:top]
-    ]
+    if y.ndim == 1:
+        return labelled(y, model.labels, top, layout)
+    found: dict[str, Any] = {"shape": list(y.shape), "least": number(y.min()), "most": number(y.max())}
+    if model.labels and y.shape[0 if layout == "NCHW" else 2] == len(model.labels):
+        found["classes"] = labelled(y, model.labels, top, layout)
+    return found
 
 
 def write_masks(folder: str, model: PackedModel, batch: Batch, y: npt.NDArray[np.float32], profile: str) -> None:
@@ -204,11 +215,6 @@ def write_masks(folder: str, model: PackedModel, batch: Batch, y: npt.NDArray[np
         segmentation.save_masks(folder, f"{stem}.{bits}", image, np.argmax(scores, axis=2), palette)
 
 
-def number(value: np.float32) -> float | None:
-    """None for NaN and infinity, which JSON does not have. 7 digits are all that float32 holds."""
-    return float(f"{value:.7g}") if np.isfinite(value) else None
-
-
 def images_table(records: Sequence[dict[str, Any]]) -> str:
     rows: list[list[str]] = []
     for record in records:
@@ -219,7 +225,9 @@ def images_table(records: Sequence[dict[str, Any]]) -> str:
                 if "classes" in found:
                     cells = [f"{one['label']}  {100 * one['share']:.1f} %" for one in found["classes"]]
             else:
-                cells = [f"{one['label'] or one['class']}  {shown(one['score'])}" for one in found]
+                cells = [
+                    f"{one['class'] if one['label'] is None else one['label']}  {likelihood(one)}" for one in found
+                ]
             drawn = record.get("drawn", {}).get(profile)
             rows.append([record["image"], bits_name(profile) if drawn is None else f"{profile}: {drawn}", *cells])
     width = max(map(len, rows))
@@ -227,12 +235,13 @@ def images_table(records: Sequence[dict[str, Any]]) -> str:
     return table([[*row, *[""] * (width - len(row))] for row in (heads, *rows)])
 
 
+def likelihood(one: dict[str, Any]) -> str:
+    """97.1 %; the score itself where there is only one."""
+    return shown(one["score"]) if one["probability"] is None else f"{100 * one['probability']:.1f} %"
+
+
 def shown(value: float | None) -> str:
     return "nan" if value is None else f"{value:.3f}"
-
-
-def bits_name(profile: str) -> str:
-    return "float" if profile == str(FLOAT) else profile
 
 
 def check_out(path: str) -> None:
@@ -246,17 +255,15 @@ def save(outputs: Outputs, path: str) -> None:
     stem = Path(path).with_suffix("")
     for profile, parts in outputs.items():
         bits = f".{profile}bit" if profile.isdigit() else f".{profile}"
-        for number in range(len(parts[0])):
-            name = f"{stem}{bits if len(outputs) > 1 else ''}{f'.{number}' if number else ''}.npy"
-            arrays = [np.asarray(y[number]) for y in parts]
+        for output in range(len(parts[0])):
+            name = f"{stem}{bits if len(outputs) > 1 else ''}{f'.{output}' if output else ''}.npy"
+            arrays = [np.asarray(y[output]) for y in parts]
             if len({array.shape[1:] for array in arrays}) > 1:
                 raise InputError(
                     f"--out {path}: images of different sizes give outputs of different sizes; run them one by one"
                 )
-            try:
-                np.save(name, np.concatenate(arrays))
-            except OSError as error:
-                raise AnyprecError(f"--out {name} cannot be written: {error.strerror}") from error
+            with written_whole(name) as file:
+                np.save(file, np.concatenate(arrays))
 
 
 # --- A test set ---
@@ -269,6 +276,8 @@ def run_test_set(args: argparse.Namespace, model: PackedModel) -> int:
         check_picture(args.picture)
     data = load_data(args.dataset, "test", args.data, limit=args.limit)
     rows = measure(model, data, profiles, batch=batch, size=args.size, progress=True)
+    if model.takes_uint8 and model.preprocessing is None and data.task == "classification":
+        warn(f"{model.name} does not say how its training prepared images; they are prepared as {data.name} usually is")
     about = {
         "model": Path(args.model).stem,
         "dataset": data.name,

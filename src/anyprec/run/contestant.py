@@ -35,7 +35,7 @@ def main() -> int:
 def serve(commands: TextIO, answers: TextIO) -> None:
     order = json.loads(commands.readline())
     if "prepare" in order:
-        prepare(order["prepare"], order["folder"], tuple(order["size"]), order["rivals"], order["onnx"])
+        prepare(order["prepare"], order["model"], order["folder"], tuple(order["size"]), order["onnx"])
         print(json.dumps({"ready": True}), file=answers)
         return
     run = open_contestant(order)

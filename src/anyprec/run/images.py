@@ -1,10 +1,12 @@
 """Images as a user names them, arrays (.npy), image files and folders, in; batches a packed model takes, out.
 
-`find_files` expands folders, `read_batches` reads one file. Pillow, for image files, is an extra. Called by cli_run.py.
+`find_files` expands folders, `read_batches` reads one file. Pillow, for image files, is an extra. Called by cli_run.py,
+predict.py and accuracy.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ import numpy.typing as npt
 from anyprec.data import FileData
 from anyprec.data.folder import SUFFIXES
 from anyprec.errors import InputError
+from anyprec.preprocessing import CHANNELS, MAX_PIXELS, Preprocessing
+from anyprec.run.image_limits import check_file
 from anyprec.run.model import PackedModel
 
 BATCH = 8  # images of an array that run together; results do not depend on it
@@ -26,6 +30,7 @@ class Batch:
     names: tuple[str, ...]  # "cat.jpg", or "x.npy[3]" for an image of an array
     images: npt.NDArray[Any]  # NCHW or NHWC, or (N, F)
     layout: str
+    any_size: bool = False  # a picture that kept its size since nothing else was said
 
 
 def find_files(paths: Sequence[str]) -> list[Path]:
@@ -45,8 +50,12 @@ def find_files(paths: Sequence[str]) -> list[Path]:
     return files
 
 
+def is_array(path: Path) -> bool:
+    return path.suffix.lower() == ".npy"
+
+
 def count(path: Path) -> int:
-    if path.suffix.lower() != ".npy":
+    if not is_array(path):
         return 1
     array = open_array(path)
     return 1 if array.ndim == 3 else len(array)
@@ -54,10 +63,11 @@ def count(path: Path) -> int:
 
 def read_batches(path: Path, model: PackedModel, layout: str | None, size: int | None) -> Iterator[Batch]:
     """`layout` is that of arrays (None: seen from the channels), `size` what image files are brought to."""
-    if path.suffix.lower() == ".npy":
+    if is_array(path):
         yield from array_batches(path, model, layout)
     else:
-        yield Batch((path.name,), image_file(path, model, size), "NHWC")
+        any_size = model.preprocessing is None and preprocessing_for(model, size).size is None
+        yield Batch((path.name,), image_file(path, model, size), "NHWC", any_size)
 
 
 # --- Arrays ---
@@ -99,50 +109,57 @@ def seen_layout(shape: tuple[int, ...], channels: int) -> str:
 
 
 def image_file(path: Path, model: PackedModel, size: int | None) -> npt.NDArray[np.uint8]:
-    height, width, channels = target(model, size)
-    if model.image_size is not None:
-        height, width = height or model.image_size[0], width or model.image_size[1]
+    how = preprocessing_for(model, size)
+    check_file(path)
+    # FileData names the file in whatever goes wrong.
+    return FileData(path.parent, [path.name], [0], ("image",)).read([0], lambda image, _: how.pixels(image))
+
+
+def preprocessing_for(model: PackedModel, size: int | None) -> Preprocessing:
+    """What is done to pictures: what the training did. A file that does not say gets pictures that cover its size.
+
+    `size` (--size) is a side in pixels where the network leaves it free.
+    """
+    channels = model.input_shape[2]
     if not model.takes_uint8:
         raise InputError(
             f"{model.name} does not say how pixels become its input, so image files cannot be used; give float32 "
             "arrays (.npy), or pack it with a data set's statistics (--dataset, or image= in Python)"
         )
-    if channels not in (1, 3):
+    if channels not in CHANNELS:
         raise InputError(f"{model.name} takes images of {channels} channels, image files have 1 or 3; give .npy arrays")
-
-    def view(image: Any, _: object) -> npt.NDArray[np.uint8]:
-        pixels = np.asarray(fit(image.convert("L") if channels == 1 else image, height, width))
-        return pixels[:, :, None] if channels == 1 else pixels  # (H, W, C) uint8
-
-    return FileData(path.parent, [path.name], [0], ("image",)).read([0], view)  # (1, H, W, C) uint8
+    how = model.preprocessing or Preprocessing((0.0,) * channels, (1.0,) * channels, model.image_size)
+    return how if size is None else how.at(check_side(model, size))
 
 
-def target(model: PackedModel, size: int | None) -> tuple[int | None, int | None, int]:
-    """H, W, C images are brought to: the model's own, or `size` where the model leaves them free."""
-    height, width, channels = model.input_shape
-    if size is None:
-        return height, width, channels
-    if size < 1:
-        raise InputError(f"--size {size} is not a number of pixels; give 1 or more, such as 224")
+def check_side(model: PackedModel, size: int) -> tuple[int, int]:
+    if not 1 <= size * size <= MAX_PIXELS or size < 1:
+        raise InputError(
+            f"--size {size} is not a side in pixels; give 1 to {math.isqrt(MAX_PIXELS):,}, such as 224: images have at "
+            f"most {MAX_PIXELS:,} pixels"
+        )
+    height, width, _ = model.input_shape
     if {height, width} - {None, size}:
         takes = f"{height or 'any'} x {width or 'any'}"
         raise InputError(f"--size {size} does not fit {model.name}, which takes images of {takes}; leave it out")
-    return size, size, channels
+    return size, size
 
 
-def fit(image: Any, height: int | None, width: int | None) -> Any:
-    """Resized, in proportion, until it just covers height x width, then the middle of it.
+def unknown_size(model: PackedModel) -> InputError:
+    """Why a classifier that takes any size, and does not say which it was trained at, gives no answer to a picture."""
+    return InputError(
+        f"{model.name} does not say at which size it was trained, so its answer to a picture of any size is worth "
+        "nothing; give the size (run --size), or pack it again from its checkpoint"
+    )
 
-    500 x 375 to 224 x 224: resized to 299 x 224, and 37 columns cut off on the left, 38 on the right.
-    """
-    height, width = height or image.height, width or image.width
-    if (image.width, image.height) == (width, height):
-        return image
-    from PIL import Image
 
-    scale = max(width / image.width, height / image.height)
-    covering = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-    if covering != image.size:
-        image = image.resize(covering, Image.Resampling.BILINEAR)
-    left, top = (covering[0] - width) // 2, (covering[1] - height) // 2
-    return image.crop((left, top, left + width, top + height))
+def missing_preprocessing(model: PackedModel, size: int | None) -> str | None:
+    """One line of warning where a file does not say how its training prepared pictures."""
+    if model.preprocessing is not None:
+        return None
+    how = preprocessing_for(model, size)
+    taken = "at the size they have" if how.size is None else f"resized to cover {how.size[0]} x {how.size[1]}"
+    return (
+        f"{model.name} does not say how its training prepared pictures; they are taken {taken}, which may be wrong: "
+        "pack it again from its checkpoint, or with image=anyprec.Preprocessing(...)"
+    )

@@ -4,6 +4,7 @@
     y = m(x)                            # at m.bits, the widest width in the file until it is set
     m.bits = 2; y = m(x); y = m(x, bits=1)
     y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
+    m.predict("photo.jpg")              # labels with probabilities; pictures prepared as in training (predict.py)
 
 The work is done by the C++ engine (native/engine.h), without the GIL; calls from many threads are safe. What is here
 turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear errors.
@@ -17,12 +18,21 @@ import random
 import threading
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyprec import _native
 from anyprec.bits import FLOAT, check_bits, parse_widths
 from anyprec.errors import InputError, UnsupportedBits
+from anyprec.models.catalog import find
+from anyprec.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from anyprec.run.predict import Answer
+
+json_numbers = _native.json_numbers  # float32 -> the numbers of a JSON array, without the GIL; for the server
+CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0); `cancel()` from any thread
 
 LAYOUTS = ("NCHW", "NHWC")
 Bits = int | str  # a width, the name of a profile, or "random"
@@ -36,25 +46,31 @@ def load(
     threads: int = 1,
     layout: str = "NCHW",
     memory_budget: int | None = None,
-    verify: bool = False,
+    verify: bool = True,
     isa: str | None = None,
+    check_finite: bool = True,
 ) -> PackedModel:
-    """Open a model file.
+    """Open a model file, or a model that comes with anyprec, by its name (`anyprec models` lists them).
 
-    max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the bytes of
-    prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
-    overrides ANYPREC_ISA.
+    A path that exists goes before a name. What is read is kept in memory: changing or deleting the file later changes
+    nothing here. max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the
+    bytes of prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
+    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as FORMAT.md says, instead of
+    refusing them.
     """
     max_bits = check_bits(max_bits) if max_bits is not None else 0
     if memory_budget is not None and (not isinstance(memory_budget, int) or memory_budget < 1):
         raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
-    native = _native.Model.open(os.fsdecode(path), max_bits, verify, memory_budget or 0, isa or "")
-    return PackedModel(native, threads=threads, layout=layout)
+    native = _native.Model.open(os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "")
+    return PackedModel(native, threads=threads, layout=layout, check_finite=check_finite)
 
 
 class PackedModel:
-    def __init__(self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW") -> None:
+    def __init__(
+        self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW", check_finite: bool = True
+    ) -> None:
         self._native = native
+        self.check_finite = check_finite
         self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
         self._used = threading.local()
         # Who draws. The system's randomness, for a width that can be foreseen is no defence; `random.Random(seed)`
@@ -183,21 +199,36 @@ class PackedModel:
         *,
         layout: str | None = None,
         threads: int | None = None,
+        cancel: CancelToken | None = None,
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
 
         float32, or uint8 where the file says how images become floats. Vectors come out as (N, C), maps in the layout
         of the input; several outputs as a tuple. bits="random" draws a width for this call; `last_bits` tells which.
+        `cancel`: a CancelToken; once it is cancelled, or its time is up, the call raises Cancelled at its next step.
         """
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         single = np.ndim(x) == 3
         x = self._array(x, layout)
-        arrays = self._native.run(
-            x, number, _check_threads(self.threads if threads is None else threads), layout == "NCHW"
-        )
+        threads = _check_threads(self.threads if threads is None else threads)
+        arrays = self._native.run(x, number, threads, layout == "NCHW", self.check_finite, cancel)
         outputs = tuple(_shaped(y, layout, single) for y in arrays)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def predict(
+        self, x: Any, bits: Bits | None = None, *, top: int = 5, layout: str | None = None, threads: int | None = None
+    ) -> Answer | list[Answer]:
+        """What is in a picture: its `top` classes with label and probability, most likely first; of a segmentation, the
+        class of each pixel (LabelMap).
+
+        `x` is a path, a Pillow image, an array of pixels ((H, W, 3), (3, H, W) or (H, W), uint8), or a list of those,
+        which gives a list; so does an array of several pictures. Each is prepared as in training, as the file says. A
+        model whose file does not say how takes arrays as a call does.
+        """
+        from anyprec.run.predict import predict
+
+        return predict(self, x, bits, top, layout, threads)
 
     def _array(self, x: np.ndarray, layout: str) -> np.ndarray:
         x = np.asarray(x)
@@ -212,6 +243,13 @@ class PackedModel:
                 raise InputError(f"input is {x.dtype}; give float32, or uint8 images")
             x = x.astype(np.float32, copy=False)
         return np.ascontiguousarray(x)
+
+    def output_shapes(self, n: int, height: int, width: int) -> list[tuple[int, ...]]:
+        """What `n` images of this size give, before they are run: (N, C), or (N, C, H, W) and (N, H, W, C)."""
+        found: list[tuple[int, ...]] = []
+        for count, h, w, c in self._native.output_shapes(n, height, width):
+            found.append((count, c) if h == w == 1 else (count, c, h, w) if self.layout == "NCHW" else (count, h, w, c))
+        return found
 
     @property
     def threads(self) -> int:
@@ -249,13 +287,26 @@ class PackedModel:
         return (height, width) if height and width else None
 
     @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How its training turned pictures into images; None where the file does not say."""
+        how = self._native.preprocessing
+        if not how.resize:
+            return None
+        to = (how.height, how.width) if how.height else None
+        return Preprocessing.from_image(
+            how.scale, how.shift, size=self.image_size if to else None, resize=how.resize, to=to,
+            filter=how.filter or "bilinear",
+        )  # fmt: skip
+
+    @property
     def takes_uint8(self) -> bool:
         return self._native.takes_bytes
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes held now: prepared weights of the widths in use, and working memory."""
-        return {"panels": self._native.panel_bytes, "arenas": self._native.arena_bytes}
+        """Bytes held now: the file as far as it was read, prepared weights of the widths in use, working memory."""
+        native = self._native
+        return {"file": native.loaded_bytes, "panels": native.panel_bytes, "arenas": native.arena_bytes}
 
     def steps(
         self,
@@ -279,6 +330,11 @@ class PackedModel:
 def is_random(bits: object) -> bool:
     """Whether this asks for a drawn width: "random", or "random:2,4,8"."""
     return isinstance(bits, str) and (bits == RANDOM or bits.startswith(RANDOM + ":"))
+
+
+def all_finite(x: np.ndarray) -> bool:
+    """Whether no number of `x`, float32 or uint8, is NaN or infinite; a call refuses such input."""
+    return x.dtype == np.uint8 or _native.all_finite(np.ascontiguousarray(x))
 
 
 def _shaped(y: np.ndarray, layout: str, single: bool) -> np.ndarray:

@@ -9,6 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from anyprec.files import written_whole
 from anyprec.run.bench import OURS, Bench, Row
 
 BLUE, GREY, LIGHT = "#1f6feb", "#57606a", "#d0d7de"
@@ -38,7 +39,11 @@ def draw(done: Bench, path: str | Path) -> None:
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     figure.tight_layout()
-    figure.savefig(path)
+    absent = [f"{f.title} {f.reason}" for f in done.failures if (f.batch, f.threads) == (first.batch, first.threads)]
+    if absent:
+        figure.text(0.01, 0.005, "not shown: " + "; ".join(absent), fontsize=6, color=GREY)
+    with written_whole(path) as file:
+        figure.savefig(file, format=Path(path).suffix[1:])
     plt.close(figure)
 
 

@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from anyprec.format.graph import INPUT
 
+TWIN = "twin"  # `prepare`: the float network itself
 BATCH = "N"  # the free dimension of a twin: every engine fixes it when it loads
 
 Runner = Callable[[], Any]
@@ -63,23 +64,34 @@ def versions(rivals: list[str]) -> dict[str, str]:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def prepare(model: str, folder: str, size: tuple[int, int], rivals: list[str], onnx: str | None = None) -> None:
-    """Writes the twin of `model` (or the float network `onnx`) and its int8 forms to `folder`; keeps what is there."""
+def int8_makers(rivals: Sequence[str]) -> dict[str, str]:
+    """Rival -> whose tools make its int8. OpenVINO reads that of ONNX Runtime too, where NNCF is not installed."""
+    makers = {}
+    for rival in rivals:
+        if "int8" in VARIANTS[rival]:
+            makers[rival] = rival if rival != "openvino" or has("nncf") or not has("onnxruntime") else "onnxruntime"
+    return makers
+
+
+def prepare(what: str, model: str, folder: str, size: tuple[int, int], onnx: str | None = None) -> None:
+    """Writes one file to `folder`, unless it is there: the twin of `model` (or the float network `onnx`), or its int8
+    form, made by the tools of `what`.
+    """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    float_model, new = place / "twin.onnx", place / "new.onnx"
-    if not float_model.exists():
-        importlib.import_module("onnx").save(given_network(onnx, size) if onnx else twin_of(model, size), new)
-        os.replace(new, float_model)  # so that what has the name is complete
-    images = [made_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
-    makers = {}
-    if "openvino" in rivals and has("nncf"):
-        makers["openvino-int8.xml"] = quantize_openvino
-    if has("onnxruntime") and ("onnxruntime" in rivals or not makers):  # OpenVINO reads that one too
-        makers["onnxruntime-int8.onnx"] = quantize_onnxruntime
-    for name, quantize in makers.items():
-        if not (place / name).exists():
-            quantize(float_model, place / name, images)
+    float_model = place / "twin.onnx"
+    if what == TWIN:
+        if not float_model.exists():
+            new = place / "new.onnx"
+            importlib.import_module("onnx").save(given_network(onnx, size) if onnx else twin_of(model, size), new)
+            os.replace(new, float_model)  # so that what has the name is complete
+        return
+    name, quantize = INT8[what]
+    if not (place / name).exists():
+        images = [made_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
+        quantize(float_model, place / f"new-{name}", images)
+        for made in sorted(place.glob(f"new-{Path(name).stem}.*")):  # the .bin of OpenVINO before its .xml
+            os.replace(made, place / made.name.removeprefix("new-"))
 
 
 def twin_of(model: str, size: tuple[int, int]) -> Any:
@@ -138,6 +150,13 @@ def quantize_openvino(source: Path, target: Path, images: list[np.ndarray]) -> N
     # MIXED lets activations be unsigned and uneven: a little faster than the default where both differ.
     done = nncf.quantize(model, nncf.Dataset(images), preset=nncf.QuantizationPreset.MIXED, subset_size=len(images))
     ov.save_model(done, str(target))
+
+
+# rival -> the file of its int8, and what makes it
+INT8: dict[str, tuple[str, Callable[[Path, Path, list[np.ndarray]], None]]] = {
+    "onnxruntime": ("onnxruntime-int8.onnx", quantize_onnxruntime),
+    "openvino": ("openvino-int8.xml", quantize_openvino),
+}
 
 
 def model_file(folder: str, rival: str, variant: str) -> Path:

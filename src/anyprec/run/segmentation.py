@@ -19,7 +19,8 @@ from anyprec.data import MaskData
 from anyprec.data.annotated import CAMVID_CLASSES
 from anyprec.data.confusion import Counts, confusion
 from anyprec.data.loader import normaliser
-from anyprec.errors import AnyprecError, InputError
+from anyprec.errors import InputError
+from anyprec.files import make_folder, written_whole
 from anyprec.progress import Progress
 from anyprec.run.model import PackedModel
 
@@ -112,16 +113,12 @@ def save_masks(folder: str | Path, stem: str, image: Pixels, mask: npt.NDArray[n
 
     picture = Image.fromarray(mask.astype(np.uint8))
     picture.putpalette(palette.tobytes())
-    try:
-        picture.save(Path(folder) / f"{stem}.png")
-        Image.fromarray(overlaid(image, mask, palette)).save(Path(folder) / f"{stem}.overlay.png")
-    except OSError as error:
-        raise AnyprecError(f"--masks {folder} cannot be written: {error.strerror}") from error
+    overlay = Image.fromarray(overlaid(image, mask, palette))
+    for made, name in ((picture, f"{stem}.png"), (overlay, f"{stem}.overlay.png")):
+        with written_whole(Path(folder) / name) as file:
+            made.save(file, "PNG")
 
 
 def check_folder(folder: str) -> None:
     """Before the work, not after it."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnyprecError(f"--masks {folder} cannot be made: {error.strerror}") from error
+    make_folder(folder)
