@@ -11,14 +11,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 CPP := $(wildcard native/*.cpp native/*.h)
 SOURCES := $(CPP) $(wildcard native/*.inl)
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py)
 
-# Two workers with one thread each: more threads only get in each other's way.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --color=no
+# Two workers with one thread each: more threads only get in each other's way. A worker that dies, of a crash or because
+# a test took longer than its limit, ends the run: xdist would start it anew, and may then wait for ever.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --color=no
 
 .PHONY: setup demo test slow check format bench native-test sanitize fuzz clean
 
@@ -47,7 +48,7 @@ test: $(READY)
 	$(PYTEST)
 
 slow: $(READY)
-	$(PYTEST) -m slow
+	ANYPREC_TEST_LIMIT=14400 $(PYTEST) -m slow -o faulthandler_timeout=3600
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -135,6 +135,7 @@ def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
                 found = done
             else:
                 found.rows += done.rows
+                found.failures += done.failures
                 found.notes += [note for note in done.notes if note not in found.notes]
     assert found is not None
     return found

@@ -21,7 +21,7 @@ from selenium.webdriver.common.by import By
 HERE = Path(__file__).parent
 CALM_S, BUSY_S = 40, 90
 SIZE = 32, 32  # of the images sent
-DESKTOP, PHONE = (1280, 1230), (390, 2200)
+DESKTOP, PHONE = (1280, 1440), (390, 2700)
 
 
 def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
