@@ -56,16 +56,32 @@ class Crowd:
             with contextlib.suppress(OSError):
                 client.sendall(raw)
 
-    def is_open(self, client):
-        client.setblocking(False)
-        try:
-            while client.recv(65536):
-                pass
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+    def ask(self, count):
+        """So many new connections, each of which has its answer before the next is made: their order is certain."""
+        for _ in range(count):
+            (client,) = self.join(GET)
+            assert statuses(take(client, 0.02)) == [200]
+
+    def open_ones(self, expected):
+        """Which connections are open, by number. A close may take a moment to arrive: 5 s for those `expected`."""
+        end = time.monotonic() + 5
+        while (found := [n for n, client in enumerate(self.sockets) if is_open(client)]) != expected:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
+        return found
+
+
+def is_open(client):
+    client.setblocking(False)
+    try:
+        while client.recv(65536):
+            pass
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def served_all_along(port, model_path, seconds):
@@ -168,15 +184,14 @@ def test_a_rush_of_connections(port, model_path):
 def test_a_new_connection_takes_the_place_of_the_longest_idle(model_path):
     patience = Patience(connections=10, per_address=10)
     with running({"net": model_path}, patience=patience) as found, Crowd(found.port) as crowd:
-        crowd.join(GET, 10)
-        for client in crowd.sockets:
-            assert statuses(take(client, 0.05)) == [200]
-        first, second, *_ = crowd.sockets
+        crowd.ask(10)
+        first = crowd.sockets[0]
         first.settimeout(5)
         first.sendall(GET)  # now the second is idle for longest
         assert statuses(take(first, 0.05)) == [200]
         assert ask(found.port, "GET", "/v2").status == 200
-        assert not crowd.is_open(second) and all(crowd.is_open(one) for one in crowd.sockets if one is not second)
+        left = [0, *range(2, 10)]
+        assert crowd.open_ones(left) == left
 
 
 def test_an_address_at_its_limit_pushes_out_its_own(model_path):
@@ -188,11 +203,9 @@ def test_an_address_at_its_limit_pushes_out_its_own(model_path):
             other.join(b"", 3)
         except OSError:
             pytest.skip("this system has 127.0.0.1 only")
-        for client in crowd.join(b"", 12):
-            client.sendall(GET)
-            take(client, 0.02)
-        assert [crowd.is_open(client) for client in crowd.sockets] == [False] * 7 + [True] * 5
-        assert all(other.is_open(client) for client in other.sockets)
+        crowd.ask(12)
+        assert crowd.open_ones([7, 8, 9, 10, 11]) == [7, 8, 9, 10, 11]
+        assert all(is_open(client) for client in other.sockets)
 
 
 def test_a_trusted_proxy_has_no_limit_and_names_its_clients(model_path):
@@ -201,7 +214,7 @@ def test_a_trusted_proxy_has_no_limit_and_names_its_clients(model_path):
         with Crowd(port) as crowd:
             crowd.join(b"GET /v2 HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 6.6.6.6, 192.0.2.7, 127.0.0.3\r\n\r\n", 12)
             assert [statuses(take(client, 0.05)) for client in crowd.sockets] == [[200]] * 12
-            assert all(crowd.is_open(client) for client in crowd.sockets)
+            assert all(is_open(client) for client in crowd.sockets)
         child.terminate()
         _, err = child.communicate(timeout=20)
     assert err.count("client=192.0.2.7") == 12 and "6.6.6.6" not in err
