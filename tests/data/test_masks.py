@@ -31,6 +31,10 @@ def sample(height: int, width: int, seed: int = 0, classes: int = 4) -> tuple[Sa
     return Sample(f"s{seed}", png(image), png(mask, palette=True)), image, mask
 
 
+# Corners of a tetrahedron: no mixture of three of them is the fourth.
+PURE = np.array([(250, 0, 0), (0, 250, 0), (0, 0, 250), (250, 250, 250)], np.uint8)
+
+
 def masks(*sizes: tuple[int, int], **options) -> MaskData:
     return MaskData([sample(*size, seed=i)[0] for i, size in enumerate(sizes)], "abcd", **options)
 
@@ -128,17 +132,23 @@ def test_a_smaller_cut_is_a_part_and_may_be_mirrored() -> None:
     draw=st.lists(st.floats(0, 1, exclude_max=True), min_size=4, max_size=4),
 )
 def test_mask_and_image_stay_together(size: tuple[int, int], cut: tuple[int, int], draw: list[float]) -> None:
-    """Red says what the mask has; where bilinear mixing left it alone, both must agree."""
-    _, image, mask = sample(*size)
+    """A pixel that bilinear mixing left pure must have the label of its color, without exception."""
+    _, _, mask = sample(*size)
     how = Augment("any", cut=cut, scale=(0.5, 2.0), flip=True)
-    pixels, labels = how.cut_pair(image, mask, np.array(draw), (0, 0, 0))
+    pixels, labels = how.cut_pair(PURE[mask], mask, np.array(draw), (0, 0, 0))
     assert pixels.shape == (*cut, 3) and labels.shape == cut
     inside = labels != VOID
     assert inside.any() and set(np.unique(labels[inside])) <= set(np.unique(mask))
-    flat = inside & (pixels[..., 0] % 50 == 10)
-    # A mixture of two classes may by chance be the red of a third: 60 and 160 make 110, along a whole row of a border.
-    wrong = (pixels[..., 0] // 50 != labels) & flat
-    assert wrong.sum() <= 0.2 * inside.sum() + max(cut)
+    pure = (pixels[..., None, :] == PURE).all(-1)  # (H, W, classes)
+    assert not (pure.any(-1) & ~inside).any()
+    np.testing.assert_array_equal(pure.argmax(-1)[pure.any(-1)], labels[pure.any(-1)])
+
+
+def test_most_pixels_of_an_enlarged_image_stay_pure() -> None:
+    """Or the test above would compare nothing."""
+    _, _, mask = sample(30, 30)
+    pixels, labels = Augment("any", cut=(60, 60), scale=(2.0, 2.0)).cut_pair(PURE[mask], mask, np.zeros(4), (0, 0, 0))
+    assert (pixels == PURE[labels]).all(-1).mean() > 0.8
 
 
 def test_names_with_a_size() -> None:
