@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constrain
 CPP := $(wildcard native/*.cpp native/*.h)
 SOURCES := $(CPP) $(wildcard native/*.inl)
 # An editable install remembers which folders were packages: a new one needs it renewed.
-PACKAGES := $(wildcard src/anyprec/*/__init__.py)
+PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 
 # Two workers with one thread each: more threads only get in each other's way. A worker that dies, of a crash or because
 # a test took longer than its limit, ends the run: xdist would start it anew, and may then wait for ever.

@@ -19,7 +19,7 @@ import torch
 
 import anyprec
 from anyprec.data import batches, load_data
-from anyprec.train.checkpoint import load_model
+from anyprec.training.checkpoint import load_model
 
 
 def torch_top1(model: torch.nn.Module, images: torch.Tensor, batch: int = 500) -> np.ndarray:

@@ -21,13 +21,13 @@ from pathlib import Path
 import graphs
 import numpy as np
 
-from anyprec.bits import FLOAT
+from anyprec.bench.race import Bench, Row, Wish, bench
+from anyprec.bench.rivals import ISA_SWITCHES, TITLES
+from anyprec.cli.bench import rival_names, table
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph
 from anyprec.progress import Progress
-from anyprec.run.bench import Bench, Row, Wish, bench
-from anyprec.run.cli_bench import rival_names, table
-from anyprec.run.rivals import ISA_SWITCHES, TITLES
+from anyprec.widths import FLOAT
 
 HERE = Path(__file__).resolve().parent
 
@@ -100,7 +100,7 @@ def made_onnx(cache: Path, name: str) -> Path:
     if not path.exists():
         import onnx
 
-        from anyprec.run.twin import graph_to_onnx
+        from anyprec.bench.twin import graph_to_onnx
 
         cache.mkdir(parents=True, exist_ok=True)
         graph = RIVAL_NETS[name]()

@@ -80,7 +80,7 @@ class DenseNormAct(nn.Module):
 
 
 class StdConv2dSame(nn.Conv2d):
-    """Weight standardisation, and padding by the size of the image as TensorFlow has it."""
+    """Weight standardization, and padding by the size of the image as TensorFlow has it."""
 
     def forward(self, x: Tensor) -> Tensor:
         pads = []

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyprec.bits import FLOAT
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
+from anyprec.widths import FLOAT
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 INPUT_RANGE = 2.64  # the whitest pixel of the last channel, (1 - 0.406) / 0.225
-# What a quantised activation looks like, as a fraction of its levels; tables aim at it and sums are estimated from it.
+# What a quantized activation looks like, as a fraction of its levels; tables aim at it and sums are estimated from it.
 CODE_MEAN, CODE_STD = 0.4, 0.37
 
 Width = int | tuple[int, int]  # of weights and activations alike, or of each
@@ -71,7 +71,7 @@ class Net:
     ) -> str:
         """Of codes. makes: "codes" (norm and activation follow), "norm" (a norm alone) or "float" (neither)."""
         shape = (out, kernel, kernel, self.channels[x] // groups)
-        weight = self.weights[name] = self._quantised_weight(shape)
+        weight = self.weights[name] = self._quantized_weight(shape)
         rows, estimates = [], []
         for i in self._rows():
             mean, std = self._sums(weight, i)
@@ -168,7 +168,7 @@ class Net:
         scale = CODE_MEAN * n / std
         return scale, CODE_MEAN * n - mean * scale
 
-    def _quantised_weight(self, shape: tuple[int, int, int, int]) -> Weight:
+    def _quantized_weight(self, shape: tuple[int, int, int, int]) -> Weight:
         w = self.rng.standard_normal(shape, np.float32)
         deviation = self.deviation or 1 / np.abs(w).max()
         wide = np.clip(np.floor(128 + 128 * deviation * w), 0, 255).astype(np.uint8)
@@ -210,7 +210,7 @@ Layer = tuple[int, int, int]  # out, kernel, stride
 
 
 def residual_block(net: Net, name: str, x: str, layers: Sequence[Layer], skip: str) -> str:
-    """zoo/resnet.py's blocks. skip: "quantised", "raw" (float, of x) or "activated" (float, of the quantised x)."""
+    """zoo/resnet.py's blocks. skip: "quantized", "raw" (float, of x) or "activated" (float, of the quantized x)."""
     out, stride = layers[-1][0], max(layer[2] for layer in layers)
     a = first = net.quantize(f"{name}.act0", x)
     for i, (channels, kernel, step) in enumerate(layers):
@@ -219,7 +219,7 @@ def residual_block(net: Net, name: str, x: str, layers: Sequence[Layer], skip: s
         a = y if last else net.quantize(f"{name}.act{i + 1}", y, affine=False)
     if stride == 1 and net.channels[x] == out:
         shortcut = x
-    elif skip == "quantised":
+    elif skip == "quantized":
         shortcut = net.conv(f"{name}.skip_conv", first, out, 1, stride, makes="norm")
     else:
         source = x if skip == "raw" else net.dequantize(f"{name}.skip_in", first)
@@ -229,23 +229,23 @@ def residual_block(net: Net, name: str, x: str, layers: Sequence[Layer], skip: s
 
 def resnet_graph(
     depth: int = 50,
-    skip: str = "quantised",
+    skip: str = "quantized",
     size: int | None = 224,
     widths: Sequence[Width] = (1, 2, 4, 8),
     classes: int = 1000,
-    width: float = 1,
+    multiplier: float = 1,
     seed: int = 0,
     edges: str = "float",
     deviation: float | None = None,
 ) -> Graph:
-    """ResNet-18 or -50 of the zoo; skip is "quantised" or "float" (the raw input's). `width` narrows it for tests.
+    """ResNet-18 or -50 of the zoo; skip is "quantized" or "float" (the raw input's). `multiplier` narrows it for tests.
 
     edges: what the first and the last layer are, "float" or "8bit". deviation: of the weights, which lie between -1 and
     1; None: such that the largest of a layer is 1.
     """
     blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
     net = Net(f"resnet{depth}", size, widths, seed, edges, deviation)
-    first = round(64 * width)
+    first = round(64 * multiplier)
     x = net.max_pool("maxpool", net.float_conv("conv0", INPUT, first, 7, 2))
     for stage, count in enumerate(blocks):
         channels = first << stage
@@ -262,18 +262,18 @@ def resnet_graph(
 
 
 def resnet20_graph(
-    width: float = 1,
+    multiplier: float = 1,
     skip: str = "float",
     size: int | None = 32,
     widths: Sequence[int] = (1, 2, 4, 8),
     classes: int = 10,
     seed: int = 0,
 ) -> Graph:
-    """CIFAR ResNet-20; its float skip reads the quantised input, and its last norm has no activation."""
+    """CIFAR ResNet-20; its float skip reads the quantized input, and its last norm has no activation."""
     net = Net("resnet20", size, widths, seed)
-    x = net.float_conv("conv0", INPUT, round(16 * width), 3)
+    x = net.float_conv("conv0", INPUT, round(16 * multiplier), 3)
     for stage in range(3):
-        channels = round((16 << stage) * width)
+        channels = round((16 << stage) * multiplier)
         for i in range(3):
             stride = 2 if stage > 0 and i == 0 else 1
             layers = [(channels, 3, stride), (channels, 3, 1)]

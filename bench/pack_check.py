@@ -20,8 +20,8 @@ from foreign import FOREIGN
 from torch import Tensor, nn
 
 import anyprec
-from anyprec.pack.packing import PackReport, pack
-from anyprec.train.calibrate import calibrate
+from anyprec.nn.calibrate import calibrate
+from anyprec.packing.packing import PackReport, pack
 from anyprec.zoo import ZOO, build
 
 WIDTHS = (1, 2, 4, 8, 32)

@@ -19,11 +19,11 @@ import numpy as np
 
 import anyprec
 from anyprec.format.file import write
-from anyprec.serve.desk import Desk
-from anyprec.serve.engine import example
-from anyprec.serve.latency import LatencyTable
-from anyprec.serve.queue import Limits
-from anyprec.serve.scheduler import Request, Scheduler
+from anyprec.serve.scheduling.core import Desk
+from anyprec.serve.scheduling.engine import example
+from anyprec.serve.scheduling.latency import LatencyTable
+from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.scheduler import Request, Scheduler
 
 ROUNDS = 1000
 QUEUES = (1, 8, 64, 1000)

@@ -1,4 +1,4 @@
-"""What precision as the knob is worth in a server, measured on this machine: the tables of docs/load.md.
+"""What precision as the knob is worth in a server, measured on this machine: the tables of docs/loadtest.md.
 
     python bench/serve.py NET.apm [--dataset cifar10 --data DIR] [--quick] [--work build/bench_serve] [--only grid,step]
 
@@ -31,10 +31,10 @@ from serve_results import Measured, Slice, grid_name, seed_of, slice_path
 import anyprec
 from anyprec.data import ArrayData, load_data
 from anyprec.format.file import write
-from anyprec.load import arrivals
-from anyprec.load.client import Plan, send
-from anyprec.load.outcome import Outcome
-from anyprec.load.target import OUTPUT_DTYPES, find, fit, messages, noise
+from anyprec.loadtest import arrivals
+from anyprec.loadtest.client import Plan, send
+from anyprec.loadtest.outcome import Outcome
+from anyprec.loadtest.target import OUTPUT_DTYPES, find, fit, messages, noise
 from anyprec.progress import Progress
 
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0)  # x C8

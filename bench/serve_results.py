@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.load import arrivals
-from anyprec.load.outcome import ARRAYS, OK, Outcome, one_after_another
-from anyprec.load.report import mean, mean_width, quantiles, timeline
-from anyprec.serve.simulate import Noise, Setup, simulate
+from anyprec.loadtest import arrivals
+from anyprec.loadtest.outcome import ARRAYS, OK, Outcome, one_after_another
+from anyprec.loadtest.report import mean, mean_width, quantiles, timeline
+from anyprec.serve.simulation.simulate import Noise, Setup, simulate
 
 NOISE = 2.0  # standard errors by which one must be better to be called so
 HICCUP_S = 0.001  # a run so much longer than the median of its kind was held up
 WAITED_S = 0.002  # a batch whose first request waited so long began as soon as the engine was free
 LATE_MS = 1.0  # a generator later than this at p99 was not the load that was asked for
-COLOURS = {"adaptive": "#1f6feb", "8": "#57606a", "4": "#bf8700", "2": "#bc4c00", "1": "#cf222e"}
+COLORS = {"adaptive": "#1f6feb", "8": "#57606a", "4": "#bf8700", "2": "#bc4c00", "1": "#cf222e"}
 
 
 @dataclass
@@ -388,7 +388,7 @@ def draw_grid(m: Measured, rows: Sequence[Mapping[str, Any]], path: Path) -> Non
             line = [row for row in rows if row["cv2"] == cv2 and row["policy"] == policy]
             loads = [row["load"] for row in line]
             style = {
-                "color": COLOURS.get(policy),
+                "color": COLORS.get(policy),
                 "linewidth": 2.6 if policy == "adaptive" else 1.4,
                 "marker": "o",
                 "markersize": 3,
@@ -414,7 +414,7 @@ def draw_grid(m: Measured, rows: Sequence[Mapping[str, Any]], path: Path) -> Non
 
 
 def draw_steps(m: Measured, folder: Path) -> None:
-    from anyprec.load.pictures import draw
+    from anyprec.loadtest.plots import draw
 
     for policy in ("adaptive", "8"):
         path = slice_path(m.work, f"step-{policy}")

@@ -28,25 +28,25 @@ import numpy as np
 import torch
 
 import anyprec
-from anyprec import cli
-from anyprec.bits import INTEGER_WIDTHS
+from anyprec.bench.race import Wish, bench
+from anyprec.cli import dispatch as cli
+from anyprec.cli.evaluate import model_file
+from anyprec.cli.tables import bits_name
 from anyprec.data import MaskData, load_data
 from anyprec.data.catalog import Data
 from anyprec.data.confusion import Counts, confusion, mean_iou, pixel_accuracy
-from anyprec.data.loader import normaliser, testing_pixels
+from anyprec.data.loader import normalizer, testing_pixels
 from anyprec.errors import AnyprecError
 from anyprec.files import write_text, written_whole
 from anyprec.format import ModelFile, read, write
 from anyprec.models import catalog
 from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, Card, ProfileFacts
+from anyprec.nn.switching import widths_of
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
-from anyprec.run.bench import Wish, bench
-from anyprec.tables import bits_name
-from anyprec.train.checkpoint import load_model, load_record, preprocessing_in
-from anyprec.train.cli_evaluate import model_file
-from anyprec.train.evaluate import to_tensor
-from anyprec.train.switch import widths_of
+from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
+from anyprec.training.evaluate import to_tensor
+from anyprec.widths import INTEGER_WIDTHS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
@@ -176,8 +176,8 @@ def measured(checkpoint: Path, packed: Path, data: Data) -> dict[int, Tally]:
         raise AnyprecError(f"{checkpoint} does not say how its training prepared images, and neither does its data set")
     with Progress("test", total=len(data), unit="img") as bar, torch.no_grad():
         for pixels, labels in batches_of(data, how):
-            normalise = normaliser(how.mean, how.std, pixels.shape[1:])
-            x = to_tensor(normalise(pixels))
+            normalize = normalizer(how.mean, how.std, pixels.shape[1:])
+            x = to_tensor(normalize(pixels))
             for bits, tally in tallies.items():
                 y = ours(pixels, bits=bits, layout="NHWC")
                 answers = np.argmax(y[0] if isinstance(y, tuple) else y, axis=-1)

@@ -1,7 +1,7 @@
 """Step time of joint training against a plain implementation of the same mathematics, in one interleaved run.
 
-Plain: five separate quantise-forward-backward passes in eager mode, written with separate torch operations, every
-width normalising the weights and running the stem anew. Both start from the same weights, and the gradients of one
+Plain: five separate quantize-forward-backward passes in eager mode, written with separate torch operations, every
+width normalizing the weights and running the stem anew. Both start from the same weights, and the gradients of one
 step are compared first: a fast step that computes something else would be no result. Peak memory is that of a process
 of its own for each. With bf16 the step computes nearly the same: how far its losses are from float32's is shown, too.
 
@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.run.cpu import cpu_name
-from anyprec.train.half_precision import VARIABLE, probe
-from anyprec.train.joint import choose_widths, joint_step
+from anyprec.training.half_precision import VARIABLE, probe
+from anyprec.training.joint import choose_widths, joint_step
 from anyprec.zoo import build
 from anyprec.zoo.vgg import SpeedVgg
 
@@ -227,7 +227,7 @@ def main() -> None:
             step()
             if round_number >= 2:  # the first two warm up, and compile
                 times[name].append(time.perf_counter() - start)
-    # Ratios are taken round by round: what slows the machine down slows the neighbours in one round alike.
+    # Ratios are taken round by round: what slows the machine down slows the neighbors in one round alike.
     ratio = {n: statistics.median(p / t for p, t in zip(times["plain"], times[n], strict=True)) for n in times}
     result = {
         "net": args.net, "batch": args.batch, "threads": args.threads, "torch": torch.__version__, "cpu": cpu_name(),

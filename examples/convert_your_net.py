@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import anyprec
 from anyprec.data import batches, load_data
-from anyprec.train.evaluate import accuracy_table, evaluate, to_tensor
-from anyprec.train.joint import joint_step
+from anyprec.training.evaluate import accuracy_table, evaluate, to_tensor
+from anyprec.training.joint import joint_step
 
 WIDTHS = (1, 2, 4, 8, 32)
 

@@ -165,7 +165,9 @@ NB_MODULE(_native, m) {
         .def_ro("scale", &anyprec::Preprocessing::scale)
         .def_ro("shift", &anyprec::Preprocessing::shift);
 
-    nb::class_<anyprec::CancelToken>(m, "CancelToken")
+    nb::class_<anyprec::CancelToken>(
+        m, "CancelToken",
+        "Ends a call between two steps of the network: cancel() from any thread, or timeout_s after it was made.")
         .def(nb::init<>())
         .def(nb::init<double>(), nb::arg("timeout_s"))
         .def("cancel", &anyprec::CancelToken::cancel)

@@ -38,17 +38,17 @@ namespace {
 
 // Plain loops that the compiler turns into vectors, if asked to.
 #if defined(__GNUC__) && !defined(__clang__)
-#define ANYPREC_VECTORISE __attribute__((optimize("O3")))
+#define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
 #else
-#define ANYPREC_VECTORISE
+#define ANYPREC_VECTORIZE
 #endif
 
-ANYPREC_VECTORISE void add_sums(const int32_t *__restrict from, int count, int32_t *__restrict to) {
+ANYPREC_VECTORIZE void add_sums(const int32_t *__restrict from, int count, int32_t *__restrict to) {
     for (int i = 0; i < count; ++i)
         to[i] += from[i];
 }
 
-// Stride 1 and one group: neighbours have neighbouring windows, so a whole line adds a tap at a time. Pixels first ..
+// Stride 1 and one group: neighbors have neighboring windows, so a whole line adds a tap at a time. Pixels first ..
 // end.
 void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, int32_t *out) {
     const Op &op = *c.op;

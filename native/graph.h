@@ -1,5 +1,5 @@
 // A packed network as the engine sees it: FORMAT.md sections 2 and 3 as plain structs, checked by reader.cpp.
-// In: made by ModelFile (reader.h). Out: read by shapes.cpp and all that plans. No behaviour in here.
+// In: made by ModelFile (reader.h). Out: read by shapes.cpp and all that plans. No behavior in here.
 // Pointers lead into the copy of the file that its ModelFile has, and live as long as that.
 #pragma once
 

@@ -214,7 +214,7 @@ void GraphParser::check_codes(const std::string &where, Op &op) const {
     case OpKind::linear:
         if (graph_.weights[size_t(op.weight)].is_float == (source >= 0))
             bad_graph(where + (source >= 0 ? " has a float weight and reads codes"
-                                           : " has a quantised weight and reads floats"));
+                                           : " has a quantized weight and reads floats"));
         if (op.is_signed != (source >= 0 && graph_.ops[size_t(source)].is_signed))
             bad_graph(where + ": 'signed' is not what the codes it reads are made with");
         return;

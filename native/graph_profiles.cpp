@@ -59,13 +59,13 @@ void GraphParser::parse_weight_bits(Fields &fields, Profile &profile) const {
             int weight = weight_names_.find(member.key());
             if (weight < 0 || !by_profile(graph_.weights[size_t(weight)]))
                 bad_graph(fields.where() + " gives bits to " + quote(member.key()) +
-                          ", which is no weight that is quantised by profiles");
+                          ", which is no weight that is quantized by profiles");
             profile.weight_bits[size_t(weight)] = checked_bits(fields, "weights", *member);
         }
         size_t wanted = size_t(std::count_if(graph_.weights.begin(), graph_.weights.end(), by_profile));
         if (value.size() != wanted)
             bad_graph(fields.where() + " gives bits to " + std::to_string(value.size()) + " of " +
-                      std::to_string(wanted) + " quantised weights");
+                      std::to_string(wanted) + " quantized weights");
     } else {
         bits = checked_bits(fields, "weights", value);
     }

@@ -1,7 +1,7 @@
 // Kernels: the inner loops for one instruction set, as one table of functions. kernels_<isa>.cpp make them, engine.cpp
 // picks a table once (kernels_for), choose.cpp picks from it for each convolution. All tables give the same bits.
 //
-// An integer convolution is cut into tiles: `rows` neighbouring output pixels of one image times one block of output
+// An integer convolution is cut into tiles: `rows` neighboring output pixels of one image times one block of output
 // channels. Each input pixel a tile reads is a byte offset from the image's first byte (offset 0 is a row of zeros, for
 // taps outside the image), so any kernel size, stride, padding and dilation is the same loop and nothing is copied.
 #pragma once
@@ -109,16 +109,16 @@ struct Tile {
 using TileFunction = void (*)(const Tile &);
 
 // What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels,
-// or such for two pixels at once, each pair that any two neighbouring outputs meet at a tap in a place of its own.
+// or such for two pixels at once, each pair that any two neighboring outputs meet at a tap in a place of its own.
 enum class Input : uint8_t { codes, wide, floats, lookup, pairs };
 struct PixelPair {
     int32_t first, second; // input pixel + 1; 0 is the row of zeros
 };
 // What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
-// planes) the upper and the lower bits of a group in neighbouring bytes. split8 is offset8 for vpmaddubsw, whose 16
+// planes) the upper and the lower bits of a group in neighboring bytes. split8 is offset8 for vpmaddubsw, whose 16
 // bits hold the sum of two products only if the weights do not add up to more than 128 one way: of two larger ones a
 // part goes to an extra step.
-enum class Coding : uint8_t { centred8, centred16, offset8, split8, floats, lookup, lookup_planes };
+enum class Coding : uint8_t { centered8, centered16, offset8, split8, floats, lookup, lookup_planes };
 
 // What a panel's weights meet: codes or floats, or what Winograd or QuadInput makes of them, position by position.
 enum class Way : uint8_t { plain, winograd, quads };
@@ -182,7 +182,7 @@ inline size_t vector_bytes(const TileKernel &k) {
         return static_cast<size_t>(k.lanes);
     case Coding::lookup_planes:
         return 2 * static_cast<size_t>(k.lanes);
-    case Coding::centred16:
+    case Coding::centered16:
         return 2 * static_cast<size_t>(k.lanes) * k.group;
     case Coding::floats:
         return 4 * static_cast<size_t>(k.lanes) * k.group;

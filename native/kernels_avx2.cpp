@@ -185,7 +185,7 @@ void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32
         *sums = sum_codes(codes, channels);
 }
 
-// All codes are a pixel's own, so none is above 3 and none reaches its neighbour when shifted.
+// All codes are a pixel's own, so none is above 3 and none reaches its neighbor when shifted.
 void offsets_and_totals(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets, int32_t *totals) {
     for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
         __m128i total = _mm_setzero_si128();
@@ -384,16 +384,16 @@ struct LookUp {
 template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
 
 constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::lookup, Coding::lookup_planes, 4, 16};
-constexpr Reads centred = {Input::codes, Coding::centred8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
+constexpr Reads centered = {Input::codes, Coding::centered8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
 constexpr Reads split = {Input::codes, Coding::split8, 4, 8};
-constexpr Reads wide = {Input::wide, Coding::centred16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
+constexpr Reads wide = {Input::wide, Coding::centered16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
 constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(), 190);
 constexpr TileKernel lookup_2bit("vpshufb, 2 bit", planes, {2, 2, 4 * (65535 / 36)}, tiles<LookUp>, 83);
-constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centred, {4, 4}, tiles<DotNarrow<15>>, 43);
-constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centred, {5, 5}, tiles<DotNarrow<31>>, 42);
-constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centred, {6, 6}, tiles<DotNarrow<63>>, 35);
-constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centred, {7, 7}, tiles<DotSeven>, 28);
+constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centered, {4, 4}, tiles<DotNarrow<15>>, 43);
+constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centered, {5, 5}, tiles<DotNarrow<31>>, 42);
+constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centered, {6, 6}, tiles<DotNarrow<63>>, 35);
+constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centered, {7, 7}, tiles<DotSeven>, 28);
 constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
 constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
@@ -402,7 +402,7 @@ constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTi
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_split, &dot_8bit, nullptr};
 
-constexpr Reads made = {Input::codes, Coding::centred16, 2, 8}; // V, 16 bit, out of codes
+constexpr Reads made = {Input::codes, Coding::centered16, 2, 8}; // V, 16 bit, out of codes
 constexpr Winograd winograd_4bit =
     winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Way::winograd}, 8.6);
 constexpr Winograd winograd_8bit =

@@ -267,12 +267,12 @@ constexpr Tiles dots = tiles_of<Loop<Dot>, 8, 8, 6>(), multiplies = tiles_of<Loo
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
 constexpr Reads groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
-constexpr Reads centred = {Input::codes, Coding::centred8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
+constexpr Reads centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
 constexpr Reads floats = {Input::floats, Coding::floats, 1, 16};
 
 constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
-constexpr TileKernel dot_7bit("vpdpbusd", centred, {7, 8}, dots, 108);
+constexpr TileKernel dot_7bit("vpdpbusd", centered, {7, 8}, dots, 108);
 constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
 constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 8>(), 1, Way::quads);
@@ -280,7 +280,7 @@ constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, 
 
 // Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
 constexpr Winograd winograd_3bit =
-    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centred, {3, 5}, dots, 108, Way::winograd}, 4.5);
+    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centered, {3, 5}, dots, 108, Way::winograd}, 4.5);
 constexpr Winograd winograd_4bit =
     winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Way::winograd}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};

@@ -115,7 +115,7 @@ void multiply_quad(const Tile &t) {
 }
 
 constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply}, quads[] = {multiply_quad};
-constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centred16, 1, kLanes}, {8, 8}, {0, {1}, {dots}}, 1);
+constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centered16, 1, kLanes}, {8, 8}, {0, {1}, {dots}}, 1);
 constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0}, {0, {1}, {multiplies}}, 1);
 constexpr TileKernel float_quads("scalar, in quads", {Input::floats, Coding::floats, 1, kLanes}, {0, 0},
                                  {0, {1}, {quads}}, 1, Way::quads);

@@ -52,7 +52,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
     const int out = weight.shape[0], in = weight.shape[3], group = kernel.group, lanes = kernel.lanes;
     const int steps = (in + group - 1) / group;
-    const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centred16;
+    const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centered16;
     const int factor = offset ? 1 : 2, shift = offset ? -(1 << (bits - 1)) : 1 - (1 << bits);
     const std::vector<Block> blocks = cut_blocks(kernel, out, 16, steps);
     const size_t vector = vector_bytes(kernel), element = wide ? 2 : 1;
@@ -120,7 +120,7 @@ int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<B
     return hold;
 }
 
-// Coding::split8, out of offset8: where two neighbours are both positive or both negative and too large together, what
+// Coding::split8, out of offset8: where two neighbors are both positive or both negative and too large together, what
 // exceeds half of the limit goes to an extra step, behind the panel. Half of the limit is 64, so the rest fits as well.
 Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
                   int steps) {
@@ -228,7 +228,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     const size_t vector = vector_bytes(kernel);
     const size_t group_bytes =
         blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
-    const int centre = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
+    const int center = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
     Panel panel = allocate(group_bytes * groups);
@@ -250,15 +250,15 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                             const size_t from = row + static_cast<size_t>(tap) * in + i;
                             const size_t at = static_cast<size_t>(lane) * group + j;
                             switch (kernel.coding) {
-                            case Coding::centred8:
-                                to[at] = static_cast<uint8_t>(2 * codes[from] - centre);
+                            case Coding::centered8:
+                                to[at] = static_cast<uint8_t>(2 * codes[from] - center);
                                 break;
                             case Coding::offset8:
                             case Coding::split8:
                                 to[at] = static_cast<uint8_t>(codes[from] - half);
                                 break;
-                            case Coding::centred16: {
-                                const int16_t value = static_cast<int16_t>(2 * codes[from] - centre);
+                            case Coding::centered16: {
+                                const int16_t value = static_cast<int16_t>(2 * codes[from] - center);
                                 std::memcpy(to + 2 * at, &value, 2);
                                 break;
                             }

@@ -57,7 +57,7 @@ inline uint8_t *at_line(uint8_t *p) {
 // Codes of a weight at `bits`, from its planes, (out, kh, kw, in).
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits);
 
-// The float weight: its own values, or the tail of a quantised one.
+// The float weight: its own values, or the tail of a quantized one.
 std::vector<float> weight_floats(const Weight &weight);
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups);

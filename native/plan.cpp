@@ -244,7 +244,7 @@ void Builder::overwrite_residuals() {
         const ConvStep *conv = plan.steps[i].conv.get();
         if (!conv || !conv->has_residual || !conv->has_out)
             continue;
-        // Not where the convolution reads it as well: neighbours would see the sum.
+        // Not where the convolution reads it as well: neighbors would see the sum.
         const size_t old = conv->out.offset, now = conv->residual.offset;
         if (conv->input.offset != now && memory.hand_over(now, old, static_cast<int>(i)))
             over_offsets(plan, [&](size_t &offset) { offset = offset == old ? now : offset; });

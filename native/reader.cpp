@@ -117,7 +117,7 @@ void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
     for (const TensorPlace &place : places)
         if (place.part == TensorPlace::table || place.part == TensorPlace::values || place.part == TensorPlace::codes)
             head_end = place.end;
-    std::fill(plane_ends.begin(), plane_ends.end(), head_end); // for a graph without quantised weights
+    std::fill(plane_ends.begin(), plane_ends.end(), head_end); // for a graph without quantized weights
     for (const TensorPlace &place : places) {
         if (place.part == TensorPlace::plane)
             plane_ends[place.number] = place.end;

@@ -115,12 +115,12 @@ void mix(const float *a, const float *b, float weight, float *out, int count) {
 
 // Plain loops that the compiler turns into vectors of the file's instruction set, if asked to.
 #if defined(__GNUC__) && !defined(__clang__)
-#define ANYPREC_VECTORISE __attribute__((optimize("O3")))
+#define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
 #else
-#define ANYPREC_VECTORISE
+#define ANYPREC_VECTORIZE
 #endif
 
-ANYPREC_VECTORISE void larger_codes(uint8_t *__restrict best, const uint8_t *__restrict x, int count) {
+ANYPREC_VECTORIZE void larger_codes(uint8_t *__restrict best, const uint8_t *__restrict x, int count) {
     for (int c = 0; c < count; ++c)
         best[c] = x[c] > best[c] ? x[c] : best[c];
 }
@@ -131,12 +131,12 @@ void maximum_codes(uint8_t *best, const void *const *taps, int count, int channe
         larger_codes(best, static_cast<const uint8_t *>(taps[t]), channels);
 }
 
-ANYPREC_VECTORISE void widen(const uint8_t *__restrict codes, size_t count, int16_t *__restrict wide) {
+ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int16_t *__restrict wide) {
     for (size_t i = 0; i < count; ++i)
         wide[i] = codes[i];
 }
 
-[[maybe_unused]] ANYPREC_VECTORISE int32_t sum_codes(const uint8_t *codes, int count) {
+[[maybe_unused]] ANYPREC_VECTORIZE int32_t sum_codes(const uint8_t *codes, int count) {
     int32_t sum = 0;
     for (int c = 0; c < count; ++c)
         sum += codes[c];

@@ -41,7 +41,7 @@ std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Sh
     auto made = std::make_shared<Pairs>();
     made->taps.reserve((outputs + 1) / 2 * count);
     // Pairs with the same first pixel are chained, those without one by their second. Chains are short: a pixel meets
-    // its neighbour, and where a line ends, a pixel of the next for each column of the kernel.
+    // its neighbor, and where a line ends, a pixel of the next for each column of the kernel.
     const size_t pixels = static_cast<size_t>(in.h) * in.w + 1;
     std::vector<int32_t> last(2 * pixels, 0), before; // numbers of pairs, 0: none
     for (size_t output = 0; output < outputs; output += 2)

@@ -31,7 +31,7 @@ class ThreadPool {
     // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
     Function function_ = nullptr;
     void *context_ = nullptr;
-    // Every member of the team (0 is the caller) begins with a run of neighbouring tasks of its own, and takes them in
+    // Every member of the team (0 is the caller) begins with a run of neighboring tasks of its own, and takes them in
     // order; one that has none left takes the last of another's. So a thread meets the same part of an image in every
     // step, whose lines its core has at hand, and two threads seldom write to one line. Both ends in one word: the
     // next task, and 2^32 times the end.

@@ -149,7 +149,7 @@ void WinogradRun::output(const Chunk &chunk, const Block &block, int width, cons
 
 } // namespace
 
-// A task is a run of neighbouring chunks, so that a thread has the same part of the image at hand as in the steps
+// A task is a run of neighboring chunks, so that a thread has the same part of the image at hand as in the steps
 // before and behind. Where chunks are few for the threads, these share a round of several, cut by blocks too. A task's
 // number is that of its memory, so there are never more tasks in a round than slots.
 void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &threads) {

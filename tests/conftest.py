@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from anyprec.run.cpu import cpu_features, cpu_name
-from anyprec.train.half_precision import VARIABLE, hold_onednn
+from anyprec.training.half_precision import VARIABLE, hold_onednn
 
 # Before anything imports torch or transformers. Subprocesses that tests start inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

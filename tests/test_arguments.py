@@ -5,8 +5,8 @@ import importlib
 
 import pytest
 
-from anyprec import cli
 from anyprec.arguments import delay, duration, positive, size, span
+from anyprec.cli import dispatch as cli
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ TIMES = {"--slo", "--warm-up", "--header-timeout", "--body-timeout", "--write-ti
 
 
 @pytest.mark.parametrize(("verb", "positionals"), [
-    ("serve", ["x.apm"]), ("load", ["http://127.0.0.1:9"]), ("simulate", ["{table}"]), ("bench", ["x.apm"]),
+    ("serve", ["x.apm"]), ("loadtest", ["http://127.0.0.1:9"]), ("simulate", ["{table}"]), ("bench", ["x.apm"]),
 ])  # fmt: skip
 def test_every_option_that_takes_a_time_wants_a_unit(verb, positionals, tmp_path, capsys):
     """50 seconds where 50 ms were meant is a server that keeps every target."""
@@ -60,7 +60,7 @@ def test_every_option_that_takes_a_time_wants_a_unit(verb, positionals, tmp_path
 
 def test_no_option_that_takes_a_time_is_forgotten():
     """Whatever reads a time reads it with `delay`, `duration` or `span`; the list above has all but the last."""
-    for verb in ("serve", "load", "simulate", "bench"):
+    for verb in ("serve", "loadtest", "simulate", "bench"):
         for action in options_of(verb):
             if action.type in (delay, duration):
                 assert set(action.option_strings) <= TIMES, action.option_strings

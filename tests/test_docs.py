@@ -29,7 +29,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_every_verb_has_a_page():
-    from anyprec.cli import VERBS
+    from anyprec.cli.dispatch import VERBS
 
     missing = [verb for verb in VERBS if not (ROOT / "docs" / f"{verb}.md").exists()]
     assert not missing

@@ -14,13 +14,13 @@ import anyprec
 from anyprec import errors
 from anyprec.data import load_data
 from anyprec.data.download import fetch
-from anyprec.train.checkpoint import load_model
-from anyprec.train.recipe import Recipe
+from anyprec.training.checkpoint import load_model
+from anyprec.training.recipe import Recipe
 from anyprec.zoo import build
 
 
 def model():
-    return build("resnet8", widths=(1, 8, 32), width=0.25)
+    return build("resnet8", widths=(1, 8, 32), multiplier=0.25)
 
 
 def set_to(bits):
@@ -49,7 +49,7 @@ def wrong_checksum(folder):
 
 
 def truncated_checkpoint(folder):
-    from anyprec.train.checkpoint import save_model
+    from anyprec.training.checkpoint import save_model
 
     save_model(model(), folder / "model.pt")
     whole = (folder / "model.pt").read_bytes()

@@ -1,47 +1,53 @@
 """The import rule in one table: who may import whom, and that torch stays out of the torch-free half."""
 
 import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import anyprec
 
 SOURCE = Path(anyprec.__file__).parent
-TORCH_PARTS = {"train", "zoo", "pack", "ptq", "reproduce"}
+TORCH_PARTS = {"cli", "nn", "training", "analysis", "zoo", "packing", "post_training", "reproduce"}
 
 # Part of the package -> the parts it may import, besides itself and FOR_ALL.
-# `train` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
+# `nn`, `training` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
 MAY_IMPORT = {
-    "errors": set(),
-    "bits": set(),
     "arguments": set(),
+    "errors": set(),
+    "widths": set(),
     "files": set(),
     "preprocessing": set(),
     "progress": set(),
-    "tables": set(),
     "data": {"progress"},
-    "train": {"data", "progress", "zoo"},
-    "zoo": {"data", "progress", "train"},
+    "nn": {"data", "progress", "training", "zoo"},
+    "training": {"data", "nn", "progress", "zoo"},
+    "analysis": {"data", "nn", "progress", "training", "zoo"},
+    "zoo": {"data", "nn", "progress", "training"},
     "models": {"data"},  # `data` to download
     "format": {"models"},  # `models` for names instead of paths, here and below
-    "pack": {"data", "format", "progress", "run", "train", "zoo"},  # `run` to check what it wrote
-    "ptq": {"data", "progress", "train", "zoo"},
+    "packing": {"data", "format", "nn", "progress", "run", "training", "zoo"},  # `run` to check what it wrote
+    "post_training": {"data", "nn", "progress", "training", "zoo"},
     "run": {"data", "format", "models", "progress", "_native"},
-    "load": {"data", "progress", "run"},  # `run` for `anyprec.load(path)`, which is this package called
-    "serve": {"load", "models", "run", "format", "progress"},  # `load` for the arrivals of the simulator
+    "bench": {"data", "format", "models", "progress", "run", "_native"},
+    "loadtest": {"data", "progress"},
+    "serve": {"bench", "loadtest", "models", "run", "format", "progress"},  # `loadtest` for the simulator's arrivals
     "report": {"run", "format", "progress"},
-    "reproduce": {"data", "pack", "progress", "ptq", "report", "run", "train", "zoo"},
-    "cli": set(),
+    "reproduce": {
+        "analysis", "bench", "data", "nn", "packing", "post_training", "progress", "report", "run", "training", "zoo",
+    },
     "__main__": {"cli"},
     "__init__": set(),
-}
-FOR_ALL = {"arguments", "bits", "errors", "files", "preprocessing", "tables", "__init__"}
+}  # fmt: skip
+MAY_IMPORT["cli"] = {*MAY_IMPORT, "_native"}  # the commands: nothing but __main__ imports them
+FOR_ALL = {"arguments", "errors", "files", "preprocessing", "widths", "__init__"}
 
 
 def part_of(path: Path) -> str:
@@ -59,7 +65,7 @@ def imports(path: Path) -> Iterator[str]:
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: import by full name, for this test's sake"
-            # `from anyprec import train` imports anyprec.train
+            # `from anyprec import nn` imports anyprec.nn
             yield from (f"{node.module}.{name.name}" for name in node.names)
         else:
             pending.extend(ast.iter_child_nodes(node))
@@ -101,14 +107,14 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_importing_anyprec_loads_nothing_else():
-    assert loaded_by("import anyprec, anyprec.bits, anyprec.errors") == {"anyprec"}
+    assert loaded_by("import anyprec, anyprec.widths, anyprec.errors") == {"anyprec"}
 
 
 @pytest.mark.parametrize(
     "statement",
     [
         "import anyprec.cli, anyprec.progress",
-        "import anyprec; anyprec.run; import anyprec.run.cpu, anyprec.run.cli_info",
+        "import anyprec.run.cpu, anyprec.cli.info",
         "import anyprec; anyprec.data",
         "import anyprec; anyprec.Profile('mixed', {'conv': 2}); dir(anyprec)",
         "import anyprec.cli; assert anyprec.cli.main(['--help']) == 0",
@@ -132,18 +138,16 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = anyprec.covert
 
 
-def test_bits_is_the_module_and_the_context_manager():
-    torch = pytest.importorskip("torch")
-    from anyprec.bits import check_bits
-    from anyprec.train.layers import AnyLinear
-    from anyprec.train.switch import any_layers
-
-    assert anyprec.bits.check_bits is check_bits
-    model = torch.nn.Sequential(AnyLinear(4, 4))
-    anyprec.set_bits(model, 8)
-    with anyprec.bits(model, 2):
-        assert [layer.bits for layer in any_layers(model).values()] == [2]
-    assert [layer.bits for layer in any_layers(model).values()] == [8]
+def test_public_names_are_functions_classes_and_modules_that_cannot_be_called():
+    """Whatever is imported meanwhile: a submodule must not take the place of a function."""
+    pytest.importorskip("torch")
+    for name in sorted({path.parent if path.name == "__init__.py" else path.with_suffix("") for path in FILES}):
+        if name != SOURCE and "ray" not in name.parts and name.name != "__main__":
+            importlib.import_module(".".join(["anyprec", *name.relative_to(SOURCE).parts]))
+    modules = {name for name in anyprec.__all__ if isinstance(getattr(anyprec, name), ModuleType)}
+    assert modules == {"analysis", "data", "errors", "nn", "zoo"}
+    assert not any(callable(getattr(anyprec, name)) for name in modules)
+    assert all(getattr(anyprec, name).__doc__ for name in anyprec.__all__)
 
 
 @pytest.mark.parametrize("call", ["anyprec.convert", "anyprec.bits(None, 2)", "from anyprec import set_bits"])

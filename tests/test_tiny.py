@@ -5,15 +5,15 @@ import torch
 
 import anyprec
 from anyprec.data import batches, load_data
-from anyprec.train.checkpoint import load_model, save_model
-from anyprec.train.evaluate import evaluate, to_tensor
-from anyprec.train.joint import joint_step
+from anyprec.training.checkpoint import load_model, save_model
+from anyprec.training.evaluate import evaluate, to_tensor
+from anyprec.training.joint import joint_step
 
 
 def test_tiny(tmp_path):
     torch.manual_seed(0)
     train, test = load_data("digits", "train"), load_data("digits", "test")
-    model = anyprec.zoo.build("resnet8", widths=(1, 8, 32), in_channels=1, width=0.5).train()
+    model = anyprec.zoo.build("resnet8", widths=(1, 8, 32), in_channels=1, multiplier=0.5).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(4):
         for images, labels in batches(train, 64, train=True, epoch=epoch):

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 import anyprec
 from anyprec.data import VOID, load_data
 from anyprec.data.annotated import CAMVID_CLASSES
-from anyprec.run.segmentation import colours
+from anyprec.run.segmentation import colors
 
 SHOWN = (0, 75, 140, 220)  # of the 233 test images: different streets and lights
 GAP, HEAD, LEGEND = 4, 22, 26
@@ -22,7 +22,7 @@ GAP, HEAD, LEGEND = 4, 22, 26
 
 def main(file: str, folder: str, out: str = "") -> None:
     model, data = anyprec.load(file, layout="NHWC"), load_data("camvid", "test", folder)
-    palette = colours(CAMVID_CLASSES, len(CAMVID_CLASSES))
+    palette = colors(CAMVID_CLASSES, len(CAMVID_CLASSES))
     heads = [*(["image", "labels"] if out else []), *("float" if k == 32 else f"{k} bit" for k in model.widths)]
     rows = []
     for i in SHOWN:

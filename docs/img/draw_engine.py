@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "bench" / "results"
 NETS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
-COLOURS = {"resnet50": "#1f6feb", "resnet18": "#8fb8f6"}
+COLORS = {"resnet50": "#1f6feb", "resnet18": "#8fb8f6"}
 WIDTHS = ("8", "4", "2", "1")
 
 
@@ -29,7 +29,7 @@ def main() -> None:
                 for name in (net, f"{net}-broad-weights")
             )
             places = [k + 0.4 * (i - 0.5) for k in range(len(WIDTHS))]
-            bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLOURS[net], label=title)
+            bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLORS[net], label=title)
             if path.stem.endswith("avx2"):  # nowhere else do weights matter: docs/bench.md
                 axes.hlines(
                     broad["8"], places[0] - 0.19, places[0] + 0.19, color="black", linewidth=1.5,

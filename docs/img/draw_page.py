@@ -37,7 +37,7 @@ def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
             steps = f"steps:{0.5 * float(load)}@{CALM_S},{2 * float(load)}@{BUSY_S}:2"
             images = Path(folder) / "images.npy"
             np.save(images, np.random.default_rng(0).integers(0, 256, (64, *SIZE, 3), np.uint8))
-            loading = [*command, "load", url, "--arrivals", steps, "--slo", f"{slo_ms}ms", "--real-time"]
+            loading = [*command, "loadtest", url, "--arrivals", steps, "--slo", f"{slo_ms}ms", "--real-time"]
             loading += ["--images", str(images)]
             with subprocess.Popen(loading, stdout=subprocess.DEVNULL) as generator:
                 time.sleep(CALM_S + 25)

@@ -1,5 +1,5 @@
 // Fuzzes the model file reader: whatever the bytes are, the answer is a graph or a ModelError, and every byte the
-// graph points to is readable. Built by -DANYPREC_FUZZ=ON with address and undefined-behaviour sanitizers.
+// graph points to is readable. Built by -DANYPREC_FUZZ=ON with address and undefined-behavior sanitizers.
 //   fuzz_reader FILE|FOLDER ...                       runs each file once; how the kept corpus serves as a test
 //   fuzz_reader --minutes N [--seed S] [--keep DIR] FILE|FOLDER ...
 //       mutates them for N minutes; inputs that reach code no other did are mutated on, and written to DIR. The one
@@ -28,7 +28,7 @@ using namespace anyprec;
 
 namespace {
 
-volatile uint8_t sink; // so that no read is optimised away
+volatile uint8_t sink; // so that no read is optimized away
 
 void touch(const void *bytes, size_t size) {
     uint8_t sum = 0;

@@ -55,7 +55,7 @@ struct Tensor {
     std::string name, dtype, shape, bytes;
 };
 
-// A small network: float 1x1 stem, quantised 1x1 body of 35 weights (5 bytes a plane, 3 bits in the last), affine.
+// A small network: float 1x1 stem, quantized 1x1 body of 35 weights (5 bytes a plane, 3 bits in the last), affine.
 struct Builder {
     std::string input = R"({"shape":[4,6,3],"image":{"scale":[0.5,0.25,1],"shift":[0,-1,2.5e-1]}})";
     std::string planes = R"({"1":[0],"2":[0,1],"3":[0,1,2]})";

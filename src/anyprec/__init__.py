@@ -8,41 +8,56 @@
     m = anyprec.load("net.apm")  # numpy and the C++ engine, no torch
     y = m(images, bits=2)
 
-Importing this is quick and needs no torch: names are looked up on first use (PEP 562).
+`__all__` is the public interface, here and in the modules it names; everything else is private and may change.
+Importing anyprec is quick and needs no torch: a name is looked up when it is first used (PEP 562).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import anyprec.bits as _bits_module
-from anyprec.bits import Profile
+from anyprec.errors import AnyprecError, MissingExtra
+from anyprec.widths import Profile
 
 if TYPE_CHECKING:
-    from anyprec import data, pack, ptq, run, train, zoo
+    from anyprec import analysis, data, errors, nn, zoo
+    from anyprec.nn.calibrate import calibrate
+    from anyprec.nn.convert import convert
+    from anyprec.nn.switching import any_layers, bits, set_bits
+    from anyprec.packing.packing import PackReport, pack
+    from anyprec.post_training.methods import ptq
     from anyprec.preprocessing import Preprocessing
-    from anyprec.run.model import load
-    from anyprec.train.calibrate import calibrate
-    from anyprec.train.convert import convert
-    from anyprec.train.switch import any_layers, bits, set_bits
+    from anyprec.run.model import CancelToken, PackedModel, load
+    from anyprec.training.evaluate import evaluate
+    from anyprec.training.joint import joint_step
+    from anyprec.training.recipe import Recipe
+    from anyprec.training.run import train
 
 __version__ = "0.3.0"  # the only place: pyproject.toml reads it from here
 
 __all__ = [
+    "AnyprecError",
+    "CancelToken",
+    "PackReport",
+    "PackedModel",
     "Preprocessing",
     "Profile",
+    "Recipe",
+    "analysis",
     "any_layers",
     "bits",
     "calibrate",
     "convert",
     "data",
+    "errors",
+    "evaluate",
+    "joint_step",
     "load",
+    "nn",
     "pack",
     "ptq",
-    "run",
     "set_bits",
     "train",
     "zoo",
@@ -50,58 +65,46 @@ __all__ = [
 
 # Public name -> the module that holds it.
 _LAZY = {
+    "CancelToken": "anyprec.run.model",
+    "PackReport": "anyprec.packing.packing",
+    "PackedModel": "anyprec.run.model",
     "Preprocessing": "anyprec.preprocessing",
-    "any_layers": "anyprec.train.switch",
-    "calibrate": "anyprec.train.calibrate",
-    "convert": "anyprec.train.convert",
+    "Recipe": "anyprec.training.recipe",
+    "any_layers": "anyprec.nn.switching",
+    "bits": "anyprec.nn.switching",
+    "calibrate": "anyprec.nn.calibrate",
+    "convert": "anyprec.nn.convert",
+    "evaluate": "anyprec.training.evaluate",
+    "joint_step": "anyprec.training.joint",
     "load": "anyprec.run.model",
-    "set_bits": "anyprec.train.switch",
+    "pack": "anyprec.packing.packing",
+    "ptq": "anyprec.post_training.methods",
+    "set_bits": "anyprec.nn.switching",
+    "train": "anyprec.training.run",
 }
-_NEED_TORCH = {"any_layers", "calibrate", "convert", "pack", "ptq", "set_bits", "train", "zoo"}
-_SUBMODULES = ("data", "pack", "ptq", "run", "train", "zoo")  # `anyprec.pack(...)` works: the package can be called
-
-
-class _CallableBits(ModuleType):
-    """The module `anyprec.bits` that is the context manager `anyprec.bits(model, 2)` as well."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _load("bits", "anyprec.train.switch")(*args, **kwargs)
-
-
-# `anyprec.bits` means two things: the torch-free module with Profile and the width rules, and the context
-# manager of anyprec.train.switch. Were the latter bound to the name, the import system would bind the module
-# again at the first `import anyprec.bits`. So the module stays and learns to be called; that imports torch.
-_bits_module.__class__ = _CallableBits
-
-
-def _load(name: str, module: str) -> Any:
-    return getattr(_module(name, module), name)
-
-
-def _module(name: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        from anyprec.errors import MissingExtra
-
-        raise MissingExtra(f"anyprec.{name} needs PyTorch: pip install 'anyprec[train]'") from error
+_MODULES = ("analysis", "data", "errors", "nn", "zoo")
+_TORCH_FREE = {
+    "AnyprecError", "CancelToken", "PackedModel", "Preprocessing", "Profile", "Recipe", "data", "errors", "load",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return _module(name, f"anyprec.{name}")
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'anyprec' has no attribute {name!r}")
-    value = _load(name, _LAZY[name])
+    try:
+        module = importlib.import_module(_LAZY.get(name, f"anyprec.{name}"))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra(f"anyprec.{name} needs PyTorch: pip install 'anyprec[train]'") from error
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value  # found without this function from now on
     return value
 
 
 def __dir__() -> list[str]:
     """Without torch only what works without it: `help(anyprec)` looks at every name that stands here."""
-    return sorted({*globals(), *__all__} - (set() if _has_torch() else _NEED_TORCH))
+    return sorted({*globals(), *__all__} - (set() if _has_torch() else set(__all__) - _TORCH_FREE))
 
 
 def _has_torch() -> bool:

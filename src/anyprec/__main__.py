@@ -2,6 +2,6 @@
 
 import sys
 
-from anyprec.cli import main
+from anyprec.cli.dispatch import main
 
 sys.exit(main())

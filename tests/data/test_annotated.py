@@ -56,7 +56,7 @@ def test_camvid_in_folders(tmp_path: Path, folder: str) -> None:
     train, test = read("camvid", "train", tmp_path), read("camvid", "test", tmp_path)
     assert [s.name for s in train.samples] == ["train_0", "train_1"] and len(test) == 4
     assert train.num_classes == 11 and train.shape == (*SIZE, 3)
-    assert (train.pair(0)[1] == 0).all() and (train.pair(1)[1] == VOID).all()  # 11 is unlabelled
+    assert (train.pair(0)[1] == 0).all() and (train.pair(1)[1] == VOID).all()  # 11 is unlabeled
     assert (train.pair(1)[0] == 10).all()
 
 

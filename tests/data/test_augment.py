@@ -46,7 +46,7 @@ def test_matches_the_slow_reference(name: str, shape: tuple[int, int, int]) -> N
     assert np.array_equal(how.apply(images.copy(), draws), np.stack(expected))
 
 
-def test_cutout_sets_one_square_inside_the_image_to_grey() -> None:
+def test_cutout_sets_one_square_inside_the_image_to_gray() -> None:
     images, how = batch(200, 12, 9, 3), AUGMENTS["reflect-flip-cutout"]
     images[images == 128] = 127
     draws = RNG.random((200, how.each))
@@ -54,10 +54,10 @@ def test_cutout_sets_one_square_inside_the_image_to_grey() -> None:
     whole = AUGMENTS["reflect-flip"].apply(images.copy(), draws)
     corners = set()
     for after, before in zip(out, whole, strict=True):
-        grey = (after == 128).all(axis=2)
-        rows, columns = np.flatnonzero(grey.any(axis=1)), np.flatnonzero(grey.any(axis=0))
-        assert grey.sum() == 64 and len(rows) == len(columns) == 8  # a square of 8 x 8
-        assert np.array_equal(after[~grey], before[~grey])
+        gray = (after == 128).all(axis=2)
+        rows, columns = np.flatnonzero(gray.any(axis=1)), np.flatnonzero(gray.any(axis=0))
+        assert gray.sum() == 64 and len(rows) == len(columns) == 8  # a square of 8 x 8
+        assert np.array_equal(after[~gray], before[~gray])
         corners.add((rows[0], columns[0]))
     assert corners == {(y, x) for y in range(5) for x in range(2)}
 

@@ -35,6 +35,6 @@ def test_bytes_do_not_overflow() -> None:
     assert confusion(labels, labels, 21)[20, 20] == 10
 
 
-def test_nothing_labelled() -> None:
+def test_nothing_labeled() -> None:
     matrix = confusion(np.full(3, IGNORED), np.zeros(3, int), 2)
     assert matrix.sum() == 0 and mean_iou(matrix) == 0 and pixel_accuracy(matrix) == 0

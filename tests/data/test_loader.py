@@ -1,4 +1,4 @@
-"""`batches`: the determinism contract (start, rank, prefetch), normalisation, clean ends, refusals."""
+"""`batches`: the determinism contract (start, rank, prefetch), normalization, clean ends, refusals."""
 
 import gc
 import hashlib
@@ -45,7 +45,7 @@ def same(one: list[tuple[np.ndarray, np.ndarray]], other: list[tuple[np.ndarray,
     )
 
 
-def test_testing_gives_all_images_in_order_normalised() -> None:
+def test_testing_gives_all_images_in_order_normalized() -> None:
     out = list(batches(DATA, 12))
     assert [len(x) for x, _ in out] == [12, 12, 12, 12, 5]
     images, labels = np.concatenate([x for x, _ in out]), np.concatenate([y for _, y in out])

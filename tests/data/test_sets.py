@@ -85,18 +85,18 @@ def test_read_refuses(indices: Any, message: str) -> None:
 def write_images(root: Path) -> list[str]:
     """One image of every kind of mode; lossless, so pixels can be compared."""
     rng = np.random.default_rng(0)
-    colour = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
-    grey = Image.fromarray(rng.integers(0, 256, (40, 20), dtype=np.uint8))
-    palette = colour.convert("P")
+    color = Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
+    gray = Image.fromarray(rng.integers(0, 256, (40, 20), dtype=np.uint8))
+    palette = color.convert("P")
     palette.info["transparency"] = bytes(range(256))
     for name, image in {
-        "rgb": colour,
-        "grey": grey,
-        "alpha": colour.convert("RGBA"),
+        "rgb": color,
+        "gray": gray,
+        "alpha": color.convert("RGBA"),
         "palette": palette,
     }.items():
         image.save(root / f"{name}.png")
-    return ["rgb.png", "grey.png", "alpha.png", "palette.png"]
+    return ["rgb.png", "gray.png", "alpha.png", "palette.png"]
 
 
 def files(root: Path, paths: list[str], **options: Any) -> FileData:
@@ -112,7 +112,7 @@ def test_file_data_decodes_every_mode_to_a_square_of_rgb(tmp_path: Path) -> None
         expected = np.asarray(image.resize((15, 10), Image.Resampling.BILINEAR))[:, 2:12]
     assert np.array_equal(out[1], expected)
     assert np.array_equal(out[1], out[3])  # transparency dropped
-    assert np.array_equal(out[2][..., 0], out[2][..., 2])  # grey
+    assert np.array_equal(out[2][..., 0], out[2][..., 2])  # gray
     assert np.array_equal(out, np.concatenate([data.read([i]) for i in (3, 0, 1, 2)]))
     assert data.read([]).shape == (0, 10, 10, 3)
 

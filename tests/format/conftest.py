@@ -36,10 +36,10 @@ class Builder:
         self.values[name] = shape
         return name
 
-    def weight(self, shape: tuple[int, int, int, int], quantised: bool) -> str:
+    def weight(self, shape: tuple[int, int, int, int], quantized: bool) -> str:
         name = f"w{len(self.weights)}"
         values = self.rng.standard_normal(shape).astype(np.float32)
-        if not quantised:
+        if not quantized:
             self.weights[name] = Weight(shape, values)
             return name
         widest = self.rng.integers(0, 256, shape, np.uint8)
@@ -73,7 +73,7 @@ class Builder:
         out = groups * self.choose([1, 2, 3])
         k = self.choose([1, 3, 2] if min(h or 2, w or 2) > 1 else [1, 3]) if kind == "conv" else 1
         pad, stride = self.choose([0, 1]) + (k - 1) // 2, self.choose([1, 2])
-        weight = self.weight((out, k, k, c // groups), quantised=source is not None)
+        weight = self.weight((out, k, k, c // groups), quantized=source is not None)
         shared = {
             "weight": weight,
             "signed": source is not None and self.signed[source],
@@ -178,7 +178,7 @@ def build_graph(choose: Choose, seed: int, steps: int = 6) -> Graph:
 def tiny_graph(
     widths: Sequence[int] = (1, 2, 4, 8), nested: bool = True, keep_float: bool = False, fixed: bool = False
 ) -> Graph:
-    """Float stem, two quantised convs, one of them after a max_pool, float head; one mixed profile at the end.
+    """Float stem, two quantized convs, one of them after a max_pool, float head; one mixed profile at the end.
 
     fixed: stem and head are 8 bit in every profile but the float one, the stem's input signed.
     """
@@ -193,7 +193,7 @@ def tiny_graph(
     def table(*shape: int) -> np.ndarray:
         return rng.standard_normal((len(profiles), *shape)).astype(np.float32)
 
-    def quantised(*shape: int) -> Weight:
+    def quantized(*shape: int) -> Weight:
         widest = rng.integers(0, 256, shape, np.uint8)
         codes = {
             bits: widest >> (8 - bits) if nested else rng.integers(0, 1 << bits, shape, np.uint8) for bits in widths
@@ -218,8 +218,8 @@ def tiny_graph(
         planes=planes,
         weights={
             "stem": Weight((3, 3, 3, 2), rng.standard_normal((3, 3, 3, 2)).astype(np.float32)),
-            "a": quantised(5, 3, 3, 3),  # 135 weights: 17 bytes a plane, one bit of the last used up to bit 6
-            "b": quantised(4, 1, 1, 5),
+            "a": quantized(5, 3, 3, 3),  # 135 weights: 17 bytes a plane, one bit of the last used up to bit 6
+            "b": quantized(4, 1, 1, 5),
             "head": Weight((3, 1, 1, 4), rng.standard_normal((3, 1, 1, 4)).astype(np.float32)),
         },
         ops=(

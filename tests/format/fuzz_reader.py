@@ -23,8 +23,9 @@ from pathlib import Path
 from forge import put_together, take_apart
 from verdicts import MAX_BITS, disagreements
 
+from anyprec.cli import inspect as cli_inspect
 from anyprec.errors import ModelFileError, UnsupportedBits
-from anyprec.format import ModelFile, cli_inspect, write
+from anyprec.format import ModelFile, write
 
 CORPUS = Path(__file__).with_name("corpus")
 MEMORY = 4 << 30  # a file of some kilobytes that needs more is a finding

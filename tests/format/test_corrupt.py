@@ -121,7 +121,7 @@ GRAPHS = [
     ("profiles/1/accuracy", 101, "percentage"),
     ("profiles/1/accuracy", True, "percentage"),
     ("profiles/4/weights/b", drop, "leaves out 'b'"),
-    ("profiles/4/weights/stem", 2, "not quantised"),
+    ("profiles/4/weights/stem", 2, "not quantized"),
     ("profiles/4/acts/pool", 2, "acts names 'pool'"),
     ("profiles/4/acts/qa", 9, "acts of 'qa' is 9"),
     ("ops", [], "ops is"),

@@ -187,7 +187,7 @@ def test_what_is_not_there_has_a_name(tiny_path):
             file.bytes_for(32)
         with pytest.raises(UnsupportedBits, match="bits=9"):
             file.codes("a", 9)
-        with pytest.raises(UnknownLayer, match="'c' is not a quantised weight"):
+        with pytest.raises(UnknownLayer, match="'c' is not a quantized weight"):
             file.codes("c", 1)
         with pytest.raises(UnknownLayer, match=r"no tensor 'table\.pool'"):
             file.table("pool")

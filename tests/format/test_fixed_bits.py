@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from anyprec import format as apm
+from anyprec.cli import inspect as cli_inspect
 from anyprec.errors import BadGraph, BadTensor, ModelFileError, TruncatedFile, UnsupportedBits
-from anyprec.format import cli_inspect
 from anyprec.run.model import load
 from anyprec.run.oracle import run_graph
 
@@ -119,8 +119,8 @@ GRAPHS = {
     "op width": (("ops", 0, "bits"), 7, "bits is 7; it must be 8"),
     "op null": (("ops", 0, "bits"), [], "bits is"),
     "conv": (("ops", 1, "bits"), 8, "unknown 'bits'"),
-    "mixed weight": (("profiles", 5, "weights", "stem"), 8, "names 'stem', which is not quantised by profiles"),
-    "mixed op": (("profiles", 5, "acts", "stem.in"), 8, "names 'stem.in', which is not quantised by profiles"),
+    "mixed weight": (("profiles", 5, "weights", "stem"), 8, "names 'stem', which is not quantized by profiles"),
+    "mixed op": (("profiles", 5, "acts", "stem.in"), 8, "names 'stem.in', which is not quantized by profiles"),
     "mixed left out": (("profiles", 5, "acts", "qa"), None, "leaves out 'qa'"),
     "float acts": (("profiles", 0, "acts"), 32, "both must be 32"),
     "float weights": (("profiles", 4, "acts"), {"qa": 32, "qb": 32}, "both must be 32"),

@@ -59,7 +59,7 @@ def models(tmp_path, monkeypatch, server):
     folder = tmp_path / "catalog"
     folder.mkdir()
     path = folder / "tiny-net.apm"
-    write(resnet20_graph(width=0.25, widths=(1, 8)), path)
+    write(resnet20_graph(multiplier=0.25, widths=(1, 8)), path)
     server.content = path.read_bytes()
     cards = {
         "tiny-net": card_of(path, "tiny-net"),

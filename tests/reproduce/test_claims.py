@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from anyprec.bits import DEFAULT_WIDTHS
+from anyprec.analysis.attack import Attack, Robustness
+from anyprec.analysis.distributions import histogram
 from anyprec.report.record import load, save
 from anyprec.reproduce import figures, paper, robustness, table1, table2, table3, table4, table5, table6, uca
 from anyprec.reproduce.catalog import EXPERIMENTS
 from anyprec.reproduce.experiment import Context, per_width
 from anyprec.reproduce.scales import default_net
-from anyprec.train.attack import Attack, Robustness
-from anyprec.train.distributions import histogram
+from anyprec.widths import DEFAULT_WIDTHS
 from anyprec.zoo import build
 
 OF = dict(zip(DEFAULT_WIDTHS, (50.0, 60.0, 65.0, 66.0, 67.0), strict=True))
@@ -42,9 +42,9 @@ def test_the_papers_own_numbers_under_our_claims():
         else:
             assert table3.collapses(name, numbers, 0.1).holds and not table3.stands(numbers, 0.1).holds
     square = {a: {b: paper.UCA[min(a, b)][max(a, b)] for b in DEFAULT_WIDTHS} for a in DEFAULT_WIDTHS}
-    in_range, neighbours = uca.claims(square)
-    assert in_range.holds and neighbours.holds
-    assert "2 with 4 (0.955)" in neighbours.numbers  # as with float: a tie goes to the neighbour
+    in_range, neighbors = uca.claims(square)
+    assert in_range.holds and neighbors.holds
+    assert "2 with 4 (0.955)" in neighbors.numbers  # as with float: a tie goes to the neighbor
     square[8][1] = square[1][8] = 0.99
     assert not uca.claims(square)[1].holds and "8 with 1 (0.990)" in uca.claims(square)[1].numbers
 

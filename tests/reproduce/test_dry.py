@@ -31,8 +31,8 @@ def test_an_estimate_counts_tests_and_observed_steps():
 
 
 def test_rates_are_measured_once(tmp_path, monkeypatch):
-    one = training("digits", "net_options.width=0.25")
-    first = rates_of([one, training("digits", "widths=[2]", "net_options.width=0.25")], tmp_path / "rates.json")
+    one = training("digits", "net_options.multiplier=0.25")
+    first = rates_of([one, training("digits", "widths=[2]", "net_options.multiplier=0.25")], tmp_path / "rates.json")
     assert list(first) == [group(one)] and first[group(one)].widths == 5
     assert all(v > 0 for v in (first[group(one)].one[1], first[group(one)].all[1]))
     monkeypatch.setattr("anyprec.reproduce.cost.measure", lambda *_: pytest.fail("it is known"))
@@ -40,14 +40,14 @@ def test_rates_are_measured_once(tmp_path, monkeypatch):
 
 
 def test_memory_grows_with_the_network():
-    narrow, wide = (memory(training("digits", f"net_options.width={w}").recipe, 2) for w in (0.5, 1))
+    narrow, wide = (memory(training("digits", f"net_options.multiplier={w}").recipe, 2) for w in (0.5, 1))
     assert narrow[0] < wide[0] and narrow[1] < wide[1]
     parameters = sum(p.numel() for p in make(training("digits").recipe).parameters())
     assert wide[0] == 4 * 4 * parameters  # float32: weights, gradients and Adam's two
 
 
 def test_a_dedicated_network_is_measured_at_its_width():
-    rate = measure(training("digits", "widths=[2]", "net_options.width=0.25"), (2, 4), 1)
+    rate = measure(training("digits", "widths=[2]", "net_options.multiplier=0.25"), (2, 4), 1)
     assert rate.widths == 1 and rate.one == rate.all
 
 

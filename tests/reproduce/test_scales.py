@@ -8,7 +8,7 @@ from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
 from anyprec.reproduce.scales import SCALES, Net, default_net, nets
 from anyprec.reproduce.store import recipes_folder
-from anyprec.train.recipe import Recipe
+from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
 

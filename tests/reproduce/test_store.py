@@ -6,12 +6,12 @@ import os
 import pytest
 import torch
 
+from anyprec.analysis.compliance import Compliance
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Store, Training, made_up, training
-from anyprec.train.checkpoint import load_state
-from anyprec.train.compliance import Compliance
-from anyprec.train.recipe import Recipe
-from anyprec.train.run import Run
+from anyprec.training.checkpoint import load_state
+from anyprec.training.recipe import Recipe
+from anyprec.training.run import Run
 
 QUICK = (
     "limit=64",
@@ -20,7 +20,7 @@ QUICK = (
     "eval_every=0",
     "warmup_epochs=0",
     "widths=[2,32]",
-    "net_options.width=0.25",
+    "net_options.multiplier=0.25",
 )
 
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from graphs import resnet20_graph
 
-from anyprec.bits import INTEGER_WIDTHS
 from anyprec.format import GraphProfile, write
 from anyprec.run.oracle import run_graph
+from anyprec.widths import INTEGER_WIDTHS
 
 LABELS = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def small_graph():
     """Of any image size. Profile "fast" has 2 bit weights, 4 bit in the last block; its tables are those of 2 bit."""
-    graph = resnet20_graph(width=0.25, size=None, widths=(*INTEGER_WIDTHS, 32))
-    quantised = [name for name, weight in graph.weights.items() if not weight.is_float]
-    bits = {name: 4 if name.startswith("blocks.8.") else 2 for name in quantised}
+    graph = resnet20_graph(multiplier=0.25, size=None, widths=(*INTEGER_WIDTHS, 32))
+    quantized = [name for name, weight in graph.weights.items() if not weight.is_float]
+    bits = {name: 4 if name.startswith("blocks.8.") else 2 for name in quantized}
     profiles = [
         replace(p, accuracy=50.0 + 5 * p.weights if p.weights in (1, 2, 4, 8) else None) for p in graph.profiles
     ]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.bits import FLOAT
 from anyprec.format.graph import Graph, GraphProfile, Op, Weight
 from anyprec.run.oracle import Run
+from anyprec.widths import FLOAT
 
 F32 = np.float32
 # Around the sizes kernels are made for: 8, 16, 32, 64, 128, and some between.
@@ -201,7 +201,7 @@ class Builder:
         return self.op(kind, x, **attributes, affine=True, table=fitted, name=probe.name)
 
     def weight(self, shape: tuple[int, int, int, int], x: str, fixed: bool) -> str:
-        """A new weight: quantised if x is codes. Its bits in a mixed profile are drawn; float where x is."""
+        """A new weight: quantized if x is codes. Its bits in a mixed profile are drawn; float where x is."""
         name = f"w{len(self.weights)}"
         values = (self.rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(F32)
         if not self.is_codes(x):

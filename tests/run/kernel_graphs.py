@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyprec.bits import INTEGER_WIDTHS
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, nested_planes
+from anyprec.widths import INTEGER_WIDTHS
 
 F32 = np.float32
 PAIRS = [(w, a) for w in INTEGER_WIDTHS for a in INTEGER_WIDTHS]

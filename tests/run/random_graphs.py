@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from graph_builder import Builder
 
-from anyprec.bits import FLOAT
 from anyprec.format.graph import INPUT, Graph
+from anyprec.widths import FLOAT
 
 LARGEST_VALUE = 20_000  # numbers in one image of a value: keeps a graph at tens of milliseconds
 
@@ -104,7 +104,7 @@ def block_two_readers(b: Builder, x: str) -> str:
 
 
 def block_output(b: Builder, x: str) -> str:
-    """A conv whose result is an output of the graph and is quantised too."""
+    """A conv whose result is an output of the graph and is quantized too."""
     name = f"codes.{len(b.ops) + 1}"
     a = b.quantize(x)
     y = b.conv(a, quantize=name)
@@ -224,13 +224,13 @@ BLOCKS: dict[str, Callable[[Builder, str], str]] = {
 
 
 def head(b: Builder, x: str) -> str:
-    """Nothing, a float, a quantised or a fixed linear layer, with or without softmax."""
-    way = b.pick("none", "float", "quantised", "flatten", "codes", "fixed")
+    """Nothing, a float, a quantized or a fixed linear layer, with or without softmax."""
+    way = b.pick("none", "float", "quantized", "flatten", "codes", "fixed")
     if way == "none":
         return block_conv(b, x) if x == INPUT else x
-    if way in ("float", "quantised", "fixed"):
+    if way in ("float", "quantized", "fixed"):
         x = b.op("adaptive_avg_pool", x, size=[1, 1])
-    if way == "quantised" or way == "codes":
+    if way == "quantized" or way == "codes":
         x = b.quantize(x)
     if way == "fixed":
         x = b.fixed_quantize(x)

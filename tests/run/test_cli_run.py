@@ -1,6 +1,6 @@
 """`anyprec run`: what it prints is what the network gives, from arrays, image files and test sets; mistakes in a line.
 
-The network of most tests is a linear classifier of the digits, fitted here by least squares and then quantised.
+The network of most tests is a linear classifier of the digits, fitted here by least squares and then quantized.
 """
 
 import json
@@ -13,14 +13,14 @@ import pytest
 
 import anyprec
 from anyprec.cli import main
+from anyprec.cli.run import chosen_profiles
 from anyprec.data import ArrayData, load_data
 from anyprec.errors import InputError
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run import accuracy
 from anyprec.run.accuracy import Row, measure
-from anyprec.run.accuracy_picture import draw
-from anyprec.run.cli_run import chosen_profiles
+from anyprec.run.accuracy_plot import draw
 from anyprec.run.oracle import run_graph
 
 WIDTHS = (1, 2, 8)
@@ -194,7 +194,7 @@ def test_nan_is_no_number_in_json(tmp_path, capsys):
     write(painter(1, outputs=("mean",)), tmp_path / "net.apm")
     np.save(tmp_path / "x.npy", np.zeros((1, 1, 2, 2), np.float32))
     assert "nan" not in run(capsys, tmp_path / "net.apm", tmp_path / "x.npy", "--json").lower()
-    from anyprec.run.cli_run import number
+    from anyprec.cli.run import number
 
     assert number(np.float32("nan")) is None and number(np.float32("inf")) is None
     assert number(np.float32(0.1)) == 0.1
@@ -213,13 +213,13 @@ def test_image_files_and_folders(model, digits, tmp_path, capsys):
     (tmp_path / "folder" / "notes.txt").write_text("no image")
     for i in range(3):
         save_image(tmp_path / "folder" / f"{i}.png", digits.images[i, :, :, 0])
-    colour = np.repeat(digits.images[3], 3, axis=2)
-    save_image(tmp_path / "colour.png", colour)
+    color = np.repeat(digits.images[3], 3, axis=2)
+    save_image(tmp_path / "color.png", color)
     out = tmp_path / "y.npy"
-    lines = run(capsys, model, tmp_path / "folder", tmp_path / "colour.png", "--out", out).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["0.png", "1.png", "2.png", "colour.png"]
+    lines = run(capsys, model, tmp_path / "folder", tmp_path / "color.png", "--out", out).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["0.png", "1.png", "2.png", "color.png"]
     expected = anyprec.load(model)(digits.images[:4], layout="NHWC")
-    np.testing.assert_array_equal(np.load(out), expected)  # grey from equal colours is the same grey
+    np.testing.assert_array_equal(np.load(out), expected)  # gray from equal colors is the same gray
 
 
 def test_image_files_are_fitted_to_a_fixed_size(model, digits, tmp_path, capsys):
@@ -435,9 +435,9 @@ def test_wrong_networks(digits, tmp_path, capsys):
     )
     write(painter(1, outputs=("mean",)), tmp_path / "two.apm")
     assert "gives 2 scores, digits has 10 classes" in error(capsys, tmp_path / "two.apm", "--dataset", "digits")
-    write(painter(3), tmp_path / "colour.apm")
+    write(painter(3), tmp_path / "color.apm")
     assert "digits has images of 1 channels, painter takes 3" in error(
-        capsys, tmp_path / "colour.apm", "--dataset", "digits"
+        capsys, tmp_path / "color.apm", "--dataset", "digits"
     )
     with pytest.raises(InputError, match="gives images of 8 x 8, tall takes 8 x 9"):
         accuracy.reader(Tall(), digits, None)

@@ -9,10 +9,10 @@ from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, QUADS, SHAPES, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 
-from anyprec.bits import FLOAT, INTEGER_WIDTHS
 from anyprec.errors import BadGraph, InputError
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, write
 from anyprec.run.model import load
+from anyprec.widths import FLOAT, INTEGER_WIDTHS
 
 F32 = np.float32
 ISAS = usable_isas()
@@ -166,7 +166,7 @@ def test_sums_that_fill_a_byte(bits, ones, tmp_path):
 
 @pytest.mark.parametrize("groups", [1, 9])
 def test_a_convolution_that_is_added_to_what_it_reads(groups, tmp_path):
-    """The sum may be written over its other part, but not where neighbours still read that."""
+    """The sum may be written over its other part, but not where neighbors still read that."""
     rng = np.random.default_rng(groups)
     window = {"kernel": [3, 3], "stride": [1, 1], "pad": [1] * 4, "dilation": [1, 1], "groups": groups}
     ops = (

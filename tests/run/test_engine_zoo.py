@@ -3,32 +3,32 @@
 import pytest
 from engine_check import assert_exact, usable_isas
 
-from anyprec.bits import INTEGER_WIDTHS
 from anyprec.format import read
 from anyprec.run.model import load
+from anyprec.widths import INTEGER_WIDTHS
 
 torch = pytest.importorskip("torch", reason="packing needs PyTorch")
 
 import anyprec  # noqa: E402
 from anyprec.data import batches, load_data  # noqa: E402
-from anyprec.train.evaluate import to_tensor  # noqa: E402
-from anyprec.train.joint import joint_step  # noqa: E402
+from anyprec.training.evaluate import to_tensor  # noqa: E402
+from anyprec.training.joint import joint_step  # noqa: E402
 
 ALL = (*INTEGER_WIDTHS, 32)
 ISAS = usable_isas()
 
 # name -> options, image side, images
 NETS = {
-    "resnet8": ({"width": 0.5, "quantizer": "dorefa"}, 16, 2),
-    "resnet20": ({"width": 0.25, "skip": "quantised"}, 13, 2),
+    "resnet8": ({"multiplier": 0.5, "quantizer": "dorefa"}, 16, 2),
+    "resnet20": ({"multiplier": 0.25, "skip": "quantized"}, 13, 2),
     "resnet20-he": ({}, 8, 1),
-    "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16, 2),
+    "alexnet": ({"multiplier": 0.125, "hidden": 32, "size": 16}, 16, 2),
     "cnn8": ({"expand": 1}, 40, 1),
     "vgg-speed": ({"channels": (8, 12, 16)}, 17, 1),
-    "mobilenetv2": ({"width": 0.25}, 8, 2),
-    "resnet50": ({"width": 0.125}, 40, 1),
+    "mobilenetv2": ({"multiplier": 0.25}, 8, 2),
+    "resnet50": ({"multiplier": 0.125}, 40, 1),
 }
-FULL = {"resnet20": ({}, 32, 1), "mobilenetv2": ({}, 32, 1), "resnet18": ({"skip": "quantised"}, 64, 1)}
+FULL = {"resnet20": ({}, 32, 1), "mobilenetv2": ({}, 32, 1), "resnet18": ({"skip": "quantized"}, 64, 1)}
 
 
 def packed(name, options, side, path):
@@ -59,7 +59,7 @@ def test_full_width(name, tmp_path):
 def test_a_trained_network(tmp_path):
     torch.manual_seed(0)
     train, test = load_data("digits", "train"), load_data("digits", "test")
-    model = anyprec.zoo.build("resnet8", widths=(1, 2, 4, 8, 32), in_channels=1, width=0.5).train()
+    model = anyprec.zoo.build("resnet8", widths=(1, 2, 4, 8, 32), in_channels=1, multiplier=0.5).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for images, labels in batches(train, 64, train=True):
         optimizer.zero_grad()

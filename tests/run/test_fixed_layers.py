@@ -5,17 +5,17 @@ import pytest
 from engine_check import assert_exact, usable_isas
 from graph_builder import assert_same
 
-from anyprec.bits import FLOAT
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, truncate, write
 from anyprec.run.model import load
 from anyprec.run.oracle import run_graph
+from anyprec.widths import FLOAT
 
 F32 = np.float32
 ISAS = usable_isas()
 
 
 def edge_graph(kernel=7, stride=2, pad=3, channels=3, out=40, signed=True, groups=1, keep_float=True):
-    """A stem of 8 bits on the image, a quantised layer, a mean and a classifier of 8 bits."""
+    """A stem of 8 bits on the image, a quantized layer, a mean and a classifier of 8 bits."""
     rng = np.random.default_rng(kernel + 10 * channels + out)
     widths = (1, 2, 4, 8, FLOAT) if keep_float else (1, 2, 4, 8)
     mixed = GraphProfile("fast", {"body": 2}, {"act": 4})
@@ -77,7 +77,7 @@ def test_a_depth_wise_stem(tmp_path):
 
 
 def test_padding_of_signed_codes_adds_nothing(tmp_path):
-    """Around one pixel of value v all other taps are outside: the sum is that of the centre alone."""
+    """Around one pixel of value v all other taps are outside: the sum is that of the center alone."""
     graph = edge_graph(3, 1, 1)
     write(graph, tmp_path / "net.apm")
     x = np.full((1, 1, 1, 3), 0.7, F32)

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from anyprec.run.labels import label_map, labelled, predictions, probabilities
+from anyprec.run.labels import label_map, labeled, predictions, probabilities
 
 
 def test_labels():
     y = np.array([1.0, 3.0, 3.0, -np.inf], np.float32)
-    found = labelled(y, ("a", "b", "c"), 3, "NCHW")
+    found = labeled(y, ("a", "b", "c"), 3, "NCHW")
     assert [one["label"] for one in found] == ["b", "c", "a"] and found[0]["score"] == 3.0
     assert found[0]["probability"] == pytest.approx(np.exp(3) / (2 * np.exp(3) + np.exp(1)), rel=1e-5)
-    assert labelled(y, (), 4, "NCHW")[-1] == {"class": 3, "label": None, "score": None, "probability": 0.0}
+    assert labeled(y, (), 4, "NCHW")[-1] == {"class": 3, "label": None, "score": None, "probability": 0.0}
     maps = np.zeros((2, 4, 4), np.float32)
     maps[1, :3] = 1.0
-    assert labelled(maps, ("road", "sky"), 5, "NCHW") == [
+    assert labeled(maps, ("road", "sky"), 5, "NCHW") == [
         {"class": 1, "label": "sky", "share": 0.75},
         {"class": 0, "label": "road", "share": 0.25},
     ]
@@ -26,7 +26,7 @@ def test_a_softmax_is_not_taken_twice():
 
 
 def test_a_single_score_has_no_probability():
-    assert labelled(np.array([2.5], np.float32), (), 3, "NCHW") == [
+    assert labeled(np.array([2.5], np.float32), (), 3, "NCHW") == [
         {"class": 0, "label": None, "score": 2.5, "probability": None}
     ]
 

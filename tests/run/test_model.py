@@ -14,11 +14,11 @@ from graphs import resnet20_graph
 
 import anyprec
 from anyprec import errors
-from anyprec.bits import FLOAT, INTEGER_WIDTHS
 from anyprec.errors import InputError
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, read, truncate, write
 from anyprec.run.model import all_finite, load
 from anyprec.run.oracle import run_graph
+from anyprec.widths import FLOAT, INTEGER_WIDTHS
 
 F32 = np.float32
 
@@ -97,7 +97,7 @@ def test_bytes_become_floats_as_the_file_says(net, model):
         assert_same(model(x, name, layout="NHWC"), want)
         assert_same(model(nchw(x), name), want)
     assert model.takes_uint8
-    # The same by hand, up to the rounding of the product: close, and closer than one level of grey.
+    # The same by hand, up to the rounding of the product: close, and closer than one level of gray.
     by_hand = model((x * scale + shift).astype(F32), 32, layout="NHWC")
     np.testing.assert_allclose(by_hand, model(x, 32, layout="NHWC"), atol=1e-3)
 
@@ -295,7 +295,7 @@ def test_max_bits_reads_less(net):
 
 
 def test_max_bits_below_the_narrowest_width(tmp_path):
-    write(resnet20_graph(width=0.25, widths=(4, 8)), tmp_path / "net.apm")
+    write(resnet20_graph(multiplier=0.25, widths=(4, 8)), tmp_path / "net.apm")
     assert load(tmp_path / "net.apm", max_bits=5).widths == (4,)
     with fails(errors.UnsupportedBits, "max_bits leaves no profile of this file; the narrowest, 4, needs more planes"):
         load(tmp_path / "net.apm", max_bits=2)

@@ -119,7 +119,9 @@ def test_fma_breaks_ties_between_subnormals(steps, j):
 @example(2.0**-75, 1.5 * 2.0**-75, 0.0)
 @example(2.0**-100, 2.0**-100, 2.0**-127)
 @given(
-    st.floats(2.0**-80, 2.0**-60, width=32), st.floats(2.0**-90, 2.0**-60, width=32), st.floats(0, 2.0**-124, width=32)
+    st.floats(2.0**-80, 2.0**-60, width=32),
+    st.floats(2.0**-90, 2.0**-60, width=32),
+    st.floats(0, 2.0**-124, width=32),
 )
 def test_fma_among_subnormals(a, b, c):
     check_fma(a, b, c)
@@ -174,7 +176,7 @@ def row(*values):
     return np.array(values, F32).reshape(1, 1, -1, 1)
 
 
-def quantised_conv(x, codes, bits, acts, signed=False, affine=None, conv=None, act_table=None):
+def quantized_conv(x, codes, bits, acts, signed=False, affine=None, conv=None, act_table=None):
     """quantize, then conv with weight codes; the value of each."""
     table = np.ones((2, x.shape[3]), F32) * [[1], [0]] if act_table is None else act_table
     weight = Weight(codes.shape, None, {bits: codes})
@@ -313,7 +315,7 @@ def test_integer_conv(window, signed, bits, acts):
     x = rng.integers(0, n + 1, (2, height, width, channels)).astype(F32)
     codes = rng.integers(0, 2**bits, (out, *kernel, channels // groups)).astype(np.uint8)
     conv = dict(stride=stride, pad=pad, dilation=dilation, groups=groups)
-    got = quantised_conv(x, codes, bits, acts, signed, conv=conv)["y"]
+    got = quantized_conv(x, codes, bits, acts, signed, conv=conv)["y"]
     a = x.astype(np.int64)
     a = 2 * a - n if signed else a
     want = plain_conv(a, 2 * codes.astype(np.int64) + 1 - 2**bits, **conv)
@@ -358,7 +360,7 @@ def test_conv_affine_rounds_the_sum_to_single_first():
     # 301 * 255 * 255 = 19,572,525 is odd and above 2^24: it becomes 19,572,524 (a tie, to even) before the table.
     x = np.full((1, 1, 1, 301), 255, F32)
     codes = np.full((1, 1, 1, 301), 255, np.uint8)
-    values = quantised_conv(x, codes, 8, 8, affine=[[1], [-19572520]])
+    values = quantized_conv(x, codes, 8, 8, affine=[[1], [-19572520]])
     assert values["y"].item() == 4
     assert values["a"].dtype == np.uint8
 
@@ -367,14 +369,14 @@ def test_weight_codes_stand_for_odd_numbers():
     # 2 bits: codes 0, 1, 2, 3 are -3, -1, 1, 3.
     x = np.ones((1, 1, 1, 1), F32)
     codes = np.arange(4, dtype=np.uint8).reshape(4, 1, 1, 1)
-    assert quantised_conv(x, codes, 2, 1)["y"].ravel().tolist() == [-3, -1, 1, 3]
-    assert quantised_conv(x, codes, 2, 2, signed=True)["y"].ravel().tolist() == [3, 1, -1, -3]  # code 1 of 0..3 is -1
+    assert quantized_conv(x, codes, 2, 1)["y"].ravel().tolist() == [-3, -1, 1, 3]
+    assert quantized_conv(x, codes, 2, 2, signed=True)["y"].ravel().tolist() == [3, 1, -1, -3]  # code 1 of 0..3 is -1
 
 
 def test_sums_beyond_32_bits_are_refused():
     x = np.zeros((1, 1, 1, 33100), F32)
     with pytest.raises(AssertionError, match="32-bit"):
-        quantised_conv(x, np.zeros((1, 1, 1, 33100), np.uint8), 8, 8)
+        quantized_conv(x, np.zeros((1, 1, 1, 33100), np.uint8), 8, 8)
 
 
 @pytest.mark.parametrize("affine", [False, True])
@@ -579,7 +581,7 @@ def test_outputs_come_by_name_and_all_values_on_request():
 def test_an_empty_batch_gives_empty_outputs():
     codes = np.zeros((2, 3, 3, 3), np.uint8)
     x = np.zeros((0, 4, 4, 3), F32)
-    assert quantised_conv(x, codes, 1, 1)["y"].shape == (0, 2, 2, 2)
+    assert quantized_conv(x, codes, 1, 1)["y"].shape == (0, 2, 2, 2)
     assert compute(x, "flatten").shape == (0, 1, 1, 48)
     assert compute(x, "adaptive_avg_pool", size=(1, 2)).shape == (0, 1, 2, 3)
     assert compute(x, "softmax").shape == x.shape

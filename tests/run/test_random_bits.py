@@ -87,7 +87,7 @@ def test_a_seed_makes_the_widths_repeat(net):
 
 
 def test_the_system_draws_unless_told_otherwise(net):
-    """A generator whose state can be worked out from past answers would be no defence."""
+    """A generator whose state can be worked out from past answers would be no defense."""
     assert isinstance(load(net.path).random, random.SystemRandom)
 
 
@@ -151,7 +151,7 @@ def test_mistakes(net, model, tmp_path):
             model.bits = call
     assert model.bits == 32
     assert not is_random("randomly") and not is_random(4) and is_random("random:1")
-    graph = resnet20_graph(width=0.25, size=None, widths=(1, 2))
+    graph = resnet20_graph(multiplier=0.25, size=None, widths=(1, 2))
     fast = GraphProfile("fast", {n: 1 for n, w in graph.weights.items() if not w.is_float}, 1)
     tables = {name: table[:1] for name, table in graph.tables.items()}
     write(replace(graph, profiles=(fast,), tables=tables), tmp_path / "mixed.apm")

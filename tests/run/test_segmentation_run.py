@@ -19,8 +19,8 @@ from anyprec.errors import InputError
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run.accuracy import measure
-from anyprec.run.accuracy_picture import draw
-from anyprec.run.segmentation import CAMVID_COLOURS, colours, overlaid, voc_colours
+from anyprec.run.accuracy_plot import draw
+from anyprec.run.segmentation import CAMVID_COLORS, colors, overlaid, voc_colors
 
 NAMES = ("red", "green", "blue")
 
@@ -96,7 +96,7 @@ def test_figures_are_those_counted_by_hand(data, tmp_path, batch, image):
 def test_what_does_not_fit(data, tmp_path):
     write(strongest(size=(6, 6)), tmp_path / "fixed.apm")
     write(strongest(), tmp_path / "net.apm")
-    with pytest.raises(InputError, match="masks has colour images of 6 x 8, strongest takes 6 x 6 of 3 channels"):
+    with pytest.raises(InputError, match="masks has color images of 6 x 8, strongest takes 6 x 6 of 3 channels"):
         measure(anyprec.load(tmp_path / "fixed.apm"), data, ("8",))
     with pytest.raises(InputError, match="--size 4 does not go with masks"):
         measure(anyprec.load(tmp_path / "net.apm"), data, ("8",), size=4)
@@ -158,9 +158,9 @@ def test_masks_of_image_files(file, data, pictures, tmp_path, capsys):
     pixels = data.pair(1)[0]
     mask = Image.open(tmp_path / "new" / "masks" / "s1.8bit.png")
     assert mask.mode == "P" and np.array_equal(np.asarray(mask), pixels.argmax(axis=2))
-    assert np.array_equal(np.asarray(mask.convert("RGB")), voc_colours(3)[pixels.argmax(axis=2)])
+    assert np.array_equal(np.asarray(mask.convert("RGB")), voc_colors(3)[pixels.argmax(axis=2)])
     mixed = np.asarray(Image.open(tmp_path / "new" / "masks" / "s1.8bit.overlay.png"))
-    assert np.array_equal(mixed, overlaid(pixels, pixels.argmax(axis=2), voc_colours(3)))
+    assert np.array_equal(mixed, overlaid(pixels, pixels.argmax(axis=2), voc_colors(3)))
 
 
 def test_shares_of_classes_are_shown(file, data, pictures, capsys):
@@ -194,12 +194,12 @@ def test_mistakes(file, data, pictures, tmp_path, capsys):
     assert "cannot write" in error(capsys, file, image, "--masks", tmp_path / "taken" / "m")
 
 
-# --- Colours ------------------------------------------------------------------------------------------------------
+# --- Colors ------------------------------------------------------------------------------------------------------
 
 
-def test_colours():
-    table = voc_colours(21)
+def test_colors():
+    table = voc_colors(21)
     assert table[0].tolist() == [0, 0, 0] and table[1].tolist() == [128, 0, 0] and table[15].tolist() == [192, 128, 128]
-    assert table[20].tolist() == [0, 64, 128] and len({tuple(c) for c in voc_colours(255).tolist()}) == 255
-    assert colours(CAMVID_CLASSES, 11).tolist() == [list(c) for c in CAMVID_COLOURS]
-    assert np.array_equal(colours(NAMES, 3), voc_colours(3)) and np.array_equal(colours((), 3), voc_colours(3))
+    assert table[20].tolist() == [0, 64, 128] and len({tuple(c) for c in voc_colors(255).tolist()}) == 255
+    assert colors(CAMVID_CLASSES, 11).tolist() == [list(c) for c in CAMVID_COLORS]
+    assert np.array_equal(colors(NAMES, 3), voc_colors(3)) and np.array_equal(colors((), 3), voc_colors(3))

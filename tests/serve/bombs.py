@@ -19,7 +19,7 @@ def segment(marker: int, data: bytes) -> bytes:
 
 
 def scan_bomb(width: int, height: int, scans: int) -> bytes:
-    """A grey progressive JPEG whose scans say "nothing in any block", each in some 30 bytes.
+    """A gray progressive JPEG whose scans say "nothing in any block", each in some 30 bytes.
 
     A decoder still visits every block in every scan. One Huffman code of one bit stands for a run of 16,384 to 32,767
     blocks (symbol 0xE0, then 14 bits), so that 5,000 x 5,000 pixels are 12 runs of 15 bits.

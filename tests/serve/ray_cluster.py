@@ -21,8 +21,8 @@ from ray.serve.schema import ServeDeploySchema
 from serving import SlowModel
 
 from anyprec.serve.models import Deliver, Settings
-from anyprec.serve.ray_app import Replica, application, read_options
-from anyprec.serve.scheduler import Scheduler
+from anyprec.serve.ray.app import Replica, application, read_options
+from anyprec.serve.scheduling.scheduler import Scheduler
 
 SECONDS = 0.08  # an image, at 8 bit; an eighth of it at 1 bit
 
@@ -41,7 +41,7 @@ class SlowReplica(Replica):
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """As anyprec.serve.ray_app:build, with slow networks."""
+    """As anyprec.serve.ray.app:build, with slow networks."""
     return application(read_options(args), SlowReplica)
 
 

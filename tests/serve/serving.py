@@ -20,18 +20,18 @@ import numpy as np
 
 from anyprec.format import Graph, GraphProfile, Op, Weight, nested_planes, write
 from anyprec.run.model import load
-from anyprec.serve.app import App, Bounds, make_app
-from anyprec.serve.connection import Patience
-from anyprec.serve.keys import Keys
+from anyprec.serve.connections.connection import Patience
+from anyprec.serve.connections.server import Ending, Server, Tls, is_local, listen, new_loop
+from anyprec.serve.http.app import App, Bounds, make_app
+from anyprec.serve.http.keys import Keys
 from anyprec.serve.models import Models, Settings, make_scheduler
-from anyprec.serve.queue import Limits
-from anyprec.serve.server import Ending, Server, Tls, is_local, listen, new_loop
+from anyprec.serve.scheduling.queue import Limits
 
 LABELS = ("cat", "dog", "bird", "ship")
 
 
 def graph(seed: int = 0, size: tuple[int | None, int | None] = (8, 8), widths: tuple[int, ...] = (1, 2, 4, 8)) -> Graph:
-    """Float stem, one quantised convolution, mean, float head of four classes; takes RGB bytes."""
+    """Float stem, one quantized convolution, mean, float head of four classes; takes RGB bytes."""
     draw = np.random.default_rng(seed)
     profiles = tuple(GraphProfile(str(bits), bits, bits, 80.0 + bits) for bits in widths)
     codes = draw.integers(0, 256, (6, 3, 3, 5), np.uint8)

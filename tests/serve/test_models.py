@@ -13,7 +13,7 @@ from serving import expected, images, save
 
 from anyprec.errors import AnyprecError, Draining, ModelFileError, ServeError, TruncatedFile
 from anyprec.serve.models import Models, Settings, metadata, named_paths, open_model, triton_config
-from anyprec.serve.queue import Request
+from anyprec.serve.scheduling.queue import Request
 
 SETTINGS = Settings(slo_s=2.0, warm_up_s=0.05)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anyprec.cli import main
-from anyprec.train.checkpoint import load_model
-from anyprec.train.switch import set_bits, widths_of
+from anyprec.nn.switching import set_bits, widths_of
+from anyprec.training.checkpoint import load_model
 from anyprec.zoo import build, from_reference
 
 
@@ -21,7 +21,7 @@ def float_file(path, depth):
 
 def reference_file(path, widths=(1, 4, 32)):
     """A ResNet-8 under the reference code's names."""
-    model = build("resnet8", widths=widths, width=0.5, quantizer="dorefa", scale="mean").eval()
+    model = build("resnet8", widths=widths, multiplier=0.5, quantizer="dorefa", scale="mean").eval()
     renames = (("blocks.", "layers."), ("skip_norm.", "skip_bn."), ("norm", "bn"), (".tables.", ".bn_dict."))
     state = {}
     for name, value in model.state_dict().items():
@@ -37,7 +37,7 @@ def test_reference_checkpoint(tmp_path, capsys):
     out = tmp_path / "ours.pt"
     assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    for words in ("resnet8", "1, 4, 32", "quantizer=dorefa", "width=0.5", str(out)):
+    for words in ("resnet8", "1, 4, 32", "quantizer=dorefa", "multiplier=0.5", str(out)):
         assert words in printed
     loaded, direct = load_model(out).eval(), from_reference(tmp_path / "theirs.pth")
     x = torch.randn(2, 3, 16, 16)

@@ -1,4 +1,4 @@
-"""DeepLab: sizes, strides and dilations, which layers are quantised, training of all widths, and where weights go."""
+"""DeepLab: sizes, strides and dilations, which layers are quantized, training of all widths, and where weights go."""
 
 import json
 
@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from anyprec.errors import AnyprecError, CheckpointError
-from anyprec.train.joint import stem_once
-from anyprec.train.layers import AnyLayer
-from anyprec.train.switch import any_layers, set_bits, switch_norms
+from anyprec.nn.layers import AnyLayer
+from anyprec.nn.switching import any_layers, set_bits, switch_norms
+from anyprec.training.joint import stem_once
 from anyprec.zoo import ZOO, build, load_backbone
 
 WIDTHS = (1, 2, 4, 8, 32)
 SMALL = {
-    "deeplab-small": {"width": 0.5, "pyramid": 8},
-    "deeplab-resnet18": {"width": 0.125, "pyramid": 8},
-    "deeplab-resnet50": {"width": 0.125, "pyramid": 8, "blocks": (1, 1, 2, 2)},
+    "deeplab-small": {"multiplier": 0.5, "pyramid": 8},
+    "deeplab-resnet18": {"multiplier": 0.125, "pyramid": 8},
+    "deeplab-resnet50": {"multiplier": 0.125, "pyramid": 8, "blocks": (1, 1, 2, 2)},
 }
 
 
@@ -29,7 +29,7 @@ def test_every_segmentation_network_is_tried():
     assert set(SMALL) == {name for name, entry in ZOO.items() if entry.task == "segmentation"}
 
 
-@pytest.mark.parametrize("skip", ["float", "quantised"])
+@pytest.mark.parametrize("skip", ["float", "quantized"])
 @pytest.mark.parametrize("name", SMALL)
 def test_forward_and_backward_at_every_width(name, skip):
     model = small(name, skip=skip)
@@ -90,25 +90,25 @@ def test_the_papers_network():
     assert [conv.dilation[0] for conv in model.aspp.convs] == [1, 6, 12, 18]
     assert {conv.out_channels for conv in model.aspp.convs} == {256} and model.aspp.convs[0].in_channels == 2048
     assert model.aspp.project.in_channels == 5 * 256 and model.classifier.out_channels == 21
-    quantised = sum(layer.weight.numel() for layer in any_layers(model).values())
-    assert quantised == 20_676_608 + 2048 * 256 * (1 + 27 + 1) + 5 * 256 * 256  # the backbone's as in the zoo's table
+    quantized = sum(layer.weight.numel() for layer in any_layers(model).values())
+    assert quantized == 20_676_608 + 2048 * 256 * (1 + 27 + 1) + 5 * 256 * 256  # the backbone's as in the zoo's table
     assert [m.dilation[0] for m in model.modules() if isinstance(m, nn.Conv2d) and m.dilation[0] == 2] == [2, 2]
 
 
-@pytest.mark.parametrize("skip", ["float", "quantised"])
+@pytest.mark.parametrize("skip", ["float", "quantized"])
 @pytest.mark.parametrize("name", SMALL)
 def test_which_layers_are_float(name, skip):
     model = small(name, skip=skip)
     plain = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and not isinstance(m, AnyLayer)}
     ends = {"conv0", "classifier"}
-    if skip == "quantised":
+    if skip == "quantized":
         assert plain == ends
     else:
         assert plain - ends == {n for n in plain if n.endswith("skip_conv")} != set()
 
 
-@pytest.mark.parametrize("skip", ["float", "quantised"])
-def test_every_quantised_input_is_on_the_grid(skip):
+@pytest.mark.parametrize("skip", ["float", "quantized"])
+def test_every_quantized_input_is_on_the_grid(skip):
     model = small("deeplab-small", skip=skip)
     set_bits(model, 2)
     seen = []
@@ -132,7 +132,7 @@ def test_image_pooling_is_the_mean_of_the_input_convolved():
 
 
 def test_norms_follow_and_mixed_bits_work():
-    model = small("deeplab-small", skip="quantised")
+    model = small("deeplab-small", skip="quantized")
     follows = {name: norm.follows for name, norm in switch_norms(model).items()}
     assert follows["aspp.norm1"] == "aspp.project" and follows["aspp.norm0"] == "aspp.pool_conv"
     set_bits(model, 8)
@@ -142,7 +142,7 @@ def test_norms_follow_and_mixed_bits_work():
 
 
 def test_options_build_the_same_again():
-    model = small("deeplab-small", rates=(2, 4), skip="quantised", output_stride=16)
+    model = small("deeplab-small", rates=(2, 4), skip="quantized", output_stride=16)
     kept = json.loads(json.dumps(model.zoo_options))
     again = build(model.zoo_name, **kept)
     again.load_state_dict(model.state_dict())
@@ -172,9 +172,9 @@ def test_mistakes_get_one_line(options, message):
 @pytest.mark.parametrize(
     ("name", "source", "options"),
     [
-        ("deeplab-small", "resnet8", {"width": 0.5, "skip": "quantised"}),
-        ("deeplab-resnet18", "resnet18", {"width": 0.125}),
-        ("deeplab-resnet50", "resnet50", {"width": 0.125, "blocks": (1, 1, 2, 2)}),
+        ("deeplab-small", "resnet8", {"multiplier": 0.5, "skip": "quantized"}),
+        ("deeplab-resnet18", "resnet18", {"multiplier": 0.125}),
+        ("deeplab-resnet50", "resnet50", {"multiplier": 0.125, "blocks": (1, 1, 2, 2)}),
     ],
 )
 def test_backbone_of_an_any_precision_classifier(name, source, options):
@@ -194,18 +194,18 @@ def test_backbone_of_an_any_precision_classifier(name, source, options):
 
 
 def test_backbone_with_more_widths_gives_those_that_are_needed():
-    classifier = build("resnet8", widths=(1, 2, 4, 8, 32), width=0.5)
+    classifier = build("resnet8", widths=(1, 2, 4, 8, 32), multiplier=0.5)
     model = small("deeplab-small", widths=(2, 8))
     load_backbone(model, classifier.state_dict(), "it")
     assert torch.equal(model.blocks[0].conv0.weight, classifier.blocks[0].conv0.weight)
-    fewer = build("resnet8", widths=(8,), width=0.5)
+    fewer = build("resnet8", widths=(8,), multiplier=0.5)
     with pytest.raises(CheckpointError, match=r"it lack .*tables\.2\."):
         load_backbone(model, fewer.state_dict(), "it")
 
 
 def test_backbone_from_float_weights():
     """Plain names, one norm each: it goes to every width, and the scales are fitted to the weights."""
-    classifier = build("resnet8", widths=(32,), width=0.5)
+    classifier = build("resnet8", widths=(32,), multiplier=0.5)
     floats = {n.replace(".tables.32", ""): v for n, v in classifier.state_dict().items() if "quantizer" not in n}
     model = small("deeplab-small")
     load_backbone(model, floats, "floats")
@@ -224,4 +224,4 @@ def test_backbones_that_do_not_fit():
     with pytest.raises(CheckpointError, match=r"it: 'conv0.weight' has shape \(16, 3, 3, 3\), deeplab-small expects"):
         load_backbone(model, build("resnet8").state_dict(), "it")
     with pytest.raises(CheckpointError, match=r"it lack 'blocks\.1\.skip_norm\.weight'"):
-        load_backbone(model, build("resnet18", width=0.125, blocks=(1, 1, 1, 1)).state_dict(), "it")
+        load_backbone(model, build("resnet18", multiplier=0.125, blocks=(1, 1, 1, 1)).state_dict(), "it")

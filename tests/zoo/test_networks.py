@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from anyprec.errors import DataError, UncalibratedBits
-from anyprec.train.layers import AnyLayer
-from anyprec.train.norms import SwitchNorm
-from anyprec.train.switch import any_layers, set_bits
+from anyprec.nn.layers import AnyLayer
+from anyprec.nn.norms import SwitchNorm
+from anyprec.nn.switching import any_layers, set_bits
 from anyprec.zoo import ZOO as ALL
 from anyprec.zoo import build
 
@@ -16,17 +16,17 @@ WIDTHS = (1, 2, 4, 8, 32)
 
 # name -> (options that make it small, image side)
 SMALL = {
-    "resnet8": ({"width": 0.25}, 16),
-    "resnet20": ({"width": 0.25}, 16),
+    "resnet8": ({"multiplier": 0.25}, 16),
+    "resnet20": ({"multiplier": 0.25}, 16),
     "resnet20x5": ({}, 8),
-    "resnet-cifar": ({"blocks": (1, 2, 1), "width": 0.25, "skip": "quantised"}, 16),
-    "alexnet": ({"width": 0.125, "hidden": 32, "size": 16}, 16),
-    "mobilenetv2": ({"width": 0.25}, 16),
+    "resnet-cifar": ({"blocks": (1, 2, 1), "multiplier": 0.25, "skip": "quantized"}, 16),
+    "alexnet": ({"multiplier": 0.125, "hidden": 32, "size": 16}, 16),
+    "mobilenetv2": ({"multiplier": 0.25}, 16),
     "cnn8": ({"expand": 1}, 40),
     "vgg-speed": ({"channels": (8, 12, 16)}, 16),
     "vgg-speed-small": ({}, 9),
-    "resnet18": ({"width": 0.125}, 64),
-    "resnet50": ({"width": 0.125, "blocks": (1, 1, 2, 1)}, 64),
+    "resnet18": ({"multiplier": 0.125}, 64),
+    "resnet50": ({"multiplier": 0.125, "blocks": (1, 1, 2, 1)}, 64),
     "resnet20-he": ({}, 16),
     "resnet56-he": ({}, 8),
     "resnet-he": ({"depth": 8}, 16),
@@ -101,9 +101,9 @@ def test_first_and_last_layer_are_float(name):
     assert any(isinstance(m, AnyLayer) for m in layers)
 
 
-@pytest.mark.parametrize("skip", ["float", "quantised"])
+@pytest.mark.parametrize("skip", ["float", "quantized"])
 def test_digits_of_8x8x1(skip):
-    model = build("resnet8", in_channels=1, num_classes=10, width=0.5, skip=skip)
+    model = build("resnet8", in_channels=1, num_classes=10, multiplier=0.5, skip=skip)
     for bits in WIDTHS:
         set_bits(model, bits)
         assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
@@ -118,15 +118,15 @@ def test_one_input_channel(name, side):
 
 
 def parameters(name, **options):
-    """(quantised weights, norm parameters of one width, everything else but activation ranges)."""
+    """(quantized weights, norm parameters of one width, everything else but activation ranges)."""
     with torch.device("meta"):  # nothing is drawn or stored
         model = build(name, widths=WIDTHS, scale="mean", **options)
-    quantised = sum(layer.weight.numel() for layer in any_layers(model).values())
+    quantized = sum(layer.weight.numel() for layer in any_layers(model).values())
     norms = sum(p.numel() for m in model.modules() if isinstance(m, SwitchNorm) for p in m.parameters())
     ranges = sum(p.numel() for n, p in model.named_parameters() if ".act.ranges." in n)
     total = sum(p.numel() for p in model.parameters())
     assert norms % len(WIDTHS) == 0
-    return quantised, norms // len(WIDTHS), total - quantised - norms - ranges
+    return quantized, norms // len(WIDTHS), total - quantized - norms - ranges
 
 
 @pytest.mark.parametrize(
@@ -150,40 +150,40 @@ def test_number_of_parameters(name, classes, one_width):
 
 def test_resnet20x5_layer_by_layer():
     """16, 32, 64 times 5, counted by hand."""
-    quantised, norms, rest = parameters("resnet20x5")
+    quantized, norms, rest = parameters("resnet20x5")
     a, b, c = 80, 160, 320
-    assert quantised == 9 * (6 * a * a + a * b + 5 * b * b + b * c + 5 * c * c) == 6_681_600
+    assert quantized == 9 * (6 * a * a + a * b + 5 * b * b + b * c + 5 * c * c) == 6_681_600
     assert norms == 2 * (7 * a + 6 * b + 6 * c)  # 18 before convolutions, one at the end
     assert rest == 9 * 3 * a + (a * b + b * c) + 2 * (b + c) + (10 * c + 10)
 
 
 def test_resnet50_is_22_3_megabytes_at_1_bit_with_float_skips():
-    """The paper's size: 1 bit a quantised weight, 4 bytes all else, one table of four numbers a channel."""
-    quantised, norms, rest = parameters("resnet50", num_classes=1000)
-    assert round((quantised / 8 + 4 * (rest + 2 * norms)) / 1e6, 1) == 22.3
-    quantised, norms, rest = parameters("resnet50", num_classes=1000, skip="quantised")
-    assert round((quantised / 8 + 4 * (rest + 2 * norms)) / 1e6, 1) == 11.6
+    """The paper's size: 1 bit a quantized weight, 4 bytes all else, one table of four numbers a channel."""
+    quantized, norms, rest = parameters("resnet50", num_classes=1000)
+    assert round((quantized / 8 + 4 * (rest + 2 * norms)) / 1e6, 1) == 22.3
+    quantized, norms, rest = parameters("resnet50", num_classes=1000, skip="quantized")
+    assert round((quantized / 8 + 4 * (rest + 2 * norms)) / 1e6, 1) == 11.6
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
 def test_skips(name):
-    options = {"width": 0.125, **({"blocks": (1, 1, 1, 1)} if name == "resnet50" else {})}
-    plain, quantised = build(name, **options), build(name, skip="quantised", **options)
+    options = {"multiplier": 0.125, **({"blocks": (1, 1, 1, 1)} if name == "resnet50" else {})}
+    plain, quantized = build(name, **options), build(name, skip="quantized", **options)
     changes = [block for block in plain.blocks if block.skip_conv is not None]
     assert len(changes) == {"resnet8": 2, "resnet18": 3, "resnet50": 4}[name]
     for block in changes:
         assert type(block.skip_conv) is nn.Conv2d
         assert isinstance(block.skip_norm, SwitchNorm) == (name != "resnet8")
-    for block in quantised.blocks:
+    for block in quantized.blocks:
         if block.skip_conv is not None:
             assert isinstance(block.skip_conv, AnyLayer) and isinstance(block.skip_norm, SwitchNorm)
 
 
 @pytest.mark.parametrize(("name", "raw"), [("resnet8", False), ("resnet18", True), ("resnet50", True)])
-@pytest.mark.parametrize("skip", ["float", "quantised"])
+@pytest.mark.parametrize("skip", ["float", "quantized"])
 def test_what_the_skip_reads(name, raw, skip):
-    """CIFAR: the activated input. ImageNet: the raw one; a quantised skip always the activated one."""
-    options = {"width": 0.125, **({"blocks": (1, 1, 1, 1)} if name == "resnet50" else {})}
+    """CIFAR: the activated input. ImageNet: the raw one; a quantized skip always the activated one."""
+    options = {"multiplier": 0.125, **({"blocks": (1, 1, 1, 1)} if name == "resnet50" else {})}
     model = build(name, skip=skip, **options).eval()
     set_bits(model, 2)
     block = next(b for b in model.blocks if b.skip_conv is not None)
@@ -197,9 +197,9 @@ def test_what_the_skip_reads(name, raw, skip):
     assert not torch.equal(read["x"], read["a"])
 
 
-def test_every_quantised_input_of_the_papers_networks_is_on_the_grid():
+def test_every_quantized_input_of_the_papers_networks_is_on_the_grid():
     for name in ("resnet8", "alexnet", "mobilenetv2", "cnn8", "resnet18", "resnet50"):
-        more = {"skip": "quantised"} if "skip" in ZOO[name].options() else {}
+        more = {"skip": "quantized"} if "skip" in ZOO[name].options() else {}
         model, x = small(name, **more, **({"dropout": 0.0} if "dropout" in ZOO[name].options() else {}))
         set_bits(model, 2)
         seen = []
@@ -227,7 +227,7 @@ def test_cnn8_and_alexnet_name_the_size_they_need():
     with pytest.raises(DataError, match="CNN-8 reads 40x40 images, not 32x32"):
         build("cnn8", expand=1)(torch.zeros(1, 3, 32, 32))
     with pytest.raises(DataError, match="reads 32x32 images, not 40x40; resize them, or build it with size=40"):
-        build("alexnet", width=0.1, hidden=8)(torch.zeros(1, 3, 40, 40))
+        build("alexnet", multiplier=0.1, hidden=8)(torch.zeros(1, 3, 40, 40))
 
 
 def test_cnn8_ends_clipped_but_not_rounded():
@@ -255,11 +255,11 @@ def gammas(model):
 
 
 def test_norms_in_front_of_a_clip_start_inside_it():
-    ours = gammas(build("resnet8", width=0.25, skip="quantised"))
+    ours = gammas(build("resnet8", multiplier=0.25, skip="quantized"))
     inside = {"1": 1, "2": 0.5, "4": 0.5, "8": 0.5, "32": 1}
     plain = dict.fromkeys(inside, 1)
     assert ours["blocks.1.norm0"] == ours["blocks.1.norm1"] == inside
     assert ours["blocks.1.skip_norm"] == ours["norm"] == plain  # no clip follows
-    shared = gammas(build("resnet8", width=0.25, skip="float"))
+    shared = gammas(build("resnet8", multiplier=0.25, skip="float"))
     assert shared["blocks.1.norm0"] == plain and shared["blocks.1.norm1"] == inside
-    assert all(start == plain for start in gammas(build("resnet8", width=0.25, scale="mean")).values())
+    assert all(start == plain for start in gammas(build("resnet8", multiplier=0.25, scale="mean")).values())

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from anyprec.errors import CheckpointError
-from anyprec.train.switch import set_bits, widths_of
+from anyprec.nn.switching import set_bits, widths_of
 from anyprec.zoo import from_reference
 
 WIDTHS = (1, 2, 4, 8, 32)
@@ -226,12 +226,12 @@ def images(count, side, channels=3):
 @pytest.mark.parametrize(
     ("blocks", "base", "name", "options"),
     [
-        ((1, 1, 1), 16, "resnet8", {"width": 1}),
-        ((1, 1, 1), 8, "resnet8", {"width": 0.5}),
-        ((2, 2, 2), 16, "resnet-cifar", {"width": 1, "blocks": [2, 2, 2]}),
-        ((3, 3, 3), 32, "resnet20", {"width": 2}),
+        ((1, 1, 1), 16, "resnet8", {"multiplier": 1}),
+        ((1, 1, 1), 8, "resnet8", {"multiplier": 0.5}),
+        ((2, 2, 2), 16, "resnet-cifar", {"multiplier": 1, "blocks": [2, 2, 2]}),
+        ((3, 3, 3), 32, "resnet20", {"multiplier": 2}),
         ((3, 3, 3), 80, "resnet20x5", {}),
-        ((2, 1, 3), 16, "resnet-cifar", {"width": 1, "blocks": [2, 1, 3]}),
+        ((2, 1, 3), 16, "resnet-cifar", {"multiplier": 1, "blocks": [2, 1, 3]}),
     ],
 )
 def test_cifar_resnet(blocks, base, name, options):
@@ -255,12 +255,12 @@ def test_cnn8(expand):
 
 @pytest.mark.parametrize(
     ("blocks", "base", "options"),
-    [((3, 4, 6, 3), 8, {"width": 0.125}), ((1, 2, 1, 1), 64, {"blocks": [1, 2, 1, 1]})],
+    [((3, 4, 6, 3), 8, {"multiplier": 0.125}), ((1, 2, 1, 1), 64, {"blocks": [1, 2, 1, 1]})],
 )
 def test_bottleneck_resnet(blocks, base, options):
     model = compare(bottleneck_state(blocks, base), bottleneck_resnet, images(4, 64))
     assert model.zoo_name == "resnet50"
-    assert {k: v for k, v in model.zoo_options.items() if k in ("blocks", "width")} == options
+    assert {k: v for k, v in model.zoo_options.items() if k in ("blocks", "multiplier")} == options
 
 
 def test_classes_and_channels_are_read_off():

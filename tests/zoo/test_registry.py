@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anyprec.errors import AnyprecError, UnsupportedBits
-from anyprec.train.norms import SwitchNorm
-from anyprec.train.switch import any_layers, set_bits, switch_norms, widths_of
+from anyprec.nn.norms import SwitchNorm
+from anyprec.nn.switching import any_layers, set_bits, switch_norms, widths_of
 from anyprec.zoo import ZOO, build
 
 PAPER = {  # Table 1
@@ -48,14 +48,14 @@ def test_a_dedicated_model_has_one_width():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("resnet8", {"widths": (1, 2), "width": 0.5, "skip": "quantised", "in_channels": 1}),
+        ("resnet8", {"widths": (1, 2), "multiplier": 0.5, "skip": "quantized", "in_channels": 1}),
         ("resnet20x5", {"quantizer": "dorefa", "num_classes": 3, "widths": (1,)}),
-        ("resnet-cifar", {"blocks": (1, 2, 1), "width": 0.25}),
-        ("resnet50", {"blocks": (1, 1, 1, 1), "width": 0.125, "quantizer": "lsq", "scale": "learned"}),
-        ("alexnet", {"width": 0.1, "hidden": 20, "size": 16, "dropout": 0.0}),
+        ("resnet-cifar", {"blocks": (1, 2, 1), "multiplier": 0.25}),
+        ("resnet50", {"blocks": (1, 1, 1, 1), "multiplier": 0.125, "quantizer": "lsq", "scale": "learned"}),
+        ("alexnet", {"multiplier": 0.1, "hidden": 20, "size": 16, "dropout": 0.0}),
         ("cnn8", {"expand": 1}),
         ("vgg-speed", {"channels": (8, 12, 16)}),
-        ("mobilenetv2", {"width": 0.25, "group_size": 4}),
+        ("mobilenetv2", {"multiplier": 0.25, "group_size": 4}),
         ("resnet-he", {"depth": 14, "clip": "calibrated"}),
     ],
 )
@@ -71,14 +71,14 @@ def test_zoo_name_and_options_build_the_same_network_again(name, options):
 
 def test_options_do_not_list_what_the_name_fixes():
     assert set(ZOO["resnet20x5"].options()) == {"skip"}
-    assert set(ZOO["resnet20"].options()) == {"width", "skip"}
+    assert set(ZOO["resnet20"].options()) == {"multiplier", "skip"}
     assert set(ZOO["resnet20-he"].options()) == {"clip"}
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_every_norm_is_linked_to_an_any_layer(name):
-    small = {"cnn8": {"expand": 1}, "alexnet": {"width": 0.1, "hidden": 8}, "mobilenetv2": {"width": 0.1}}
-    width = {"width": 0.125} if "width" in ZOO[name].options() else {}
+    small = {"cnn8": {"expand": 1}, "alexnet": {"multiplier": 0.1, "hidden": 8}, "mobilenetv2": {"multiplier": 0.1}}
+    width = {"multiplier": 0.125} if "multiplier" in ZOO[name].options() else {}
     model = build(name, **small.get(name, width))
     layers = any_layers(model)
     norms = switch_norms(model)
@@ -86,7 +86,7 @@ def test_every_norm_is_linked_to_an_any_layer(name):
 
 
 def test_norms_of_a_block_follow_the_layers_that_feed_them():
-    model = build("resnet8", skip="quantised")
+    model = build("resnet8", skip="quantized")
     follows = {name: norm.follows for name, norm in switch_norms(model).items()}
     assert follows["blocks.0.norm0"] == "blocks.0.conv0"  # none runs before it: the first one after it
     assert follows["blocks.1.norm0"] == "blocks.0.conv1"
@@ -97,7 +97,7 @@ def test_norms_of_a_block_follow_the_layers_that_feed_them():
 
 
 def test_an_activation_shared_with_the_skip_takes_the_bits_of_the_main_path():
-    model = build("resnet8", skip="quantised")
+    model = build("resnet8", skip="quantized")
     set_bits(model, 8)
     set_bits(model, {"blocks.1.conv0": 2, "blocks.1.skip_conv": 4})
     assert model.blocks[1].act0.act_bits == 2
@@ -106,7 +106,7 @@ def test_an_activation_shared_with_the_skip_takes_the_bits_of_the_main_path():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("resnet8", {"width": 0.25}), ("resnet18", {"width": 0.125}), ("resnet-he", {"depth": 8})],
+    [("resnet8", {"multiplier": 0.25}), ("resnet18", {"multiplier": 0.125}), ("resnet-he", {"depth": 8})],
 )
 def test_learned_scales_start_at_the_fit_to_the_weights(name, options):
     """Also where a network draws its weights anew after its layers were made."""
@@ -120,17 +120,17 @@ def test_learned_scales_start_at_the_fit_to_the_weights(name, options):
 def test_plain_norm_of_the_float_skip_is_no_switched_one():
     block = build("resnet8").blocks[1]
     assert not isinstance(block.skip_norm, SwitchNorm)
-    assert type(block.skip_norm).__module__ == "anyprec.train.norms"  # can share statistics between processes
+    assert type(block.skip_norm).__module__ == "anyprec.nn.norms"  # can share statistics between processes
 
 
 BAD = [
     (("resnet21",), {}, r"'resnet21' is not in the zoo; did you mean 'resnet20'\?"),
     (("zzz",), {}, "'zzz' is not in the zoo; There are resnet8, "),
-    (("resnet20",), {"depth": 20}, "resnet20 has no option 'depth'; its options are width, skip"),
-    (("resnet20x5",), {"width": 2}, "resnet20x5 has no option 'width'; its options are skip"),
-    (("resnet8",), {"skip": "none"}, "skip='none' is not known; choose 'float' or 'quantised'"),
-    (("resnet8",), {"width": 0}, "width=0 is not a width multiplier"),
-    (("resnet8",), {"width": "5"}, "width='5' is not a width multiplier"),
+    (("resnet20",), {"depth": 20}, "resnet20 has no option 'depth'; its options are multiplier, skip"),
+    (("resnet20x5",), {"multiplier": 2}, "resnet20x5 has no option 'multiplier'; its options are skip"),
+    (("resnet8",), {"skip": "none"}, "skip='none' is not known; choose 'float' or 'quantized'"),
+    (("resnet8",), {"multiplier": 0}, "multiplier=0 is not a channel multiplier"),
+    (("resnet8",), {"multiplier": "5"}, "multiplier='5' is not a channel multiplier"),
     (("resnet8",), {"num_classes": 0}, "num_classes=0 is not a count"),
     (("resnet8",), {"in_channels": 1.5}, "in_channels=1.5 is not a count"),
     (
@@ -142,7 +142,7 @@ BAD = [
     (("resnet-cifar",), {"blocks": (3, 3)}, r"blocks=\(3, 3\) is not a list of 3 block counts"),
     (("resnet-cifar",), {"blocks": 3}, "blocks=3 is not a list of 3 block counts"),
     (("resnet50",), {"blocks": (3, 4, 6, 0)}, "is not a list of 4 block counts"),
-    (("cnn8",), {"expand": 0}, "expand=0 is not a width multiplier"),
+    (("cnn8",), {"expand": 0}, "expand=0 is not a channel multiplier"),
     (("vgg-speed",), {"channels": (64, 256)}, r"channels=\(64, 256\) is not allowed; give three whole numbers"),
     (("vgg-speed",), {"channels": (64, 256, 0.5)}, r"channels=\(64, 256, 0.5\) is not allowed"),
     (("cnn8",), {"dropout": 1.0}, "dropout=1.0 is not a probability"),

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from anyprec.errors import DataError
-from anyprec.train.joint import joint_step
+from anyprec.training.joint import joint_step
 from anyprec.zoo import build
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from anyprec.errors import CheckpointError
-from anyprec.train.switch import any_layers, set_bits
+from anyprec.nn.switching import any_layers, set_bits
 from anyprec.zoo import build, from_reference, load_float
 from anyprec.zoo.weights import read_state_dict
 

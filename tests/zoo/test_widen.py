@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from anyprec.errors import CheckpointError
-from anyprec.train.switch import set_bits
+from anyprec.nn.switching import set_bits
 from anyprec.zoo import build, widen, widening
 
 WIDTHS = (1, 2, 4, 8)
 
 
-def network(name="resnet8", width=0.25, widths=WIDTHS, **options):
-    return build(name, widths=widths, num_classes=5, width=width, **options)
+def network(name="resnet8", multiplier=0.25, widths=WIDTHS, **options):
+    return build(name, widths=widths, num_classes=5, multiplier=multiplier, **options)
 
 
 @pytest.fixture(scope="module")
 def narrow():
     """Trained so far that norms and scales are not as they started."""
     torch.manual_seed(0)
-    model = network(widths=(*WIDTHS, 32), skip="quantised")
+    model = network(widths=(*WIDTHS, 32), skip="quantized")
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(3):
         for bits in (*WIDTHS, 32):
@@ -30,7 +30,7 @@ def narrow():
 
 @pytest.mark.parametrize("times", [2, 3])
 def test_the_same_answers_at_every_integer_width(narrow, times):
-    model = network(width=0.25 * times, skip="quantised").eval()
+    model = network(multiplier=0.25 * times, skip="quantized").eval()
     assert widening(model, narrow.state_dict()) == times
     widen(model, narrow.state_dict(), "narrow.pt", noise=0)
     x = torch.randn(8, 3, 16, 16)
@@ -44,8 +44,8 @@ def test_the_same_answers_at_every_integer_width(narrow, times):
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_imagenet_networks(name):
     torch.manual_seed(0)
-    narrow = network(name, width=0.0625, skip="quantised").eval()
-    model = network(name, width=0.125, skip="quantised").eval()
+    narrow = network(name, multiplier=0.0625, skip="quantized").eval()
+    model = network(name, multiplier=0.125, skip="quantized").eval()
     widen(model, narrow.state_dict(), "narrow.pt", noise=0)
     x = torch.randn(2, 3, 64, 64)
     for m in (narrow, model):
@@ -54,9 +54,9 @@ def test_imagenet_networks(name):
 
 
 def test_copies_differ_by_the_noise_alone(narrow):
-    model = network(width=0.5, skip="quantised")
+    model = network(multiplier=0.5, skip="quantized")
     widen(model, narrow.state_dict(), "narrow.pt", noise=0.1, seed=3)
-    again = network(width=0.5, skip="quantised")
+    again = network(multiplier=0.5, skip="quantized")
     widen(again, narrow.state_dict(), "narrow.pt", noise=0.1, seed=3)
     before, after = narrow.blocks[1].conv0.weight, model.blocks[1].conv0.weight
     assert torch.equal(after, again.blocks[1].conv0.weight)
@@ -67,20 +67,20 @@ def test_copies_differ_by_the_noise_alone(narrow):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"width": 0.375}, "no narrower by a whole factor"),
-        ({"width": 0.5, "widths": (1, 8, 32)}, "integer widths alone; set widths without 32"),
-        ({"width": 0.5, "scale": "mean"}, "learned scales alone"),
-        ({"width": 0.5, "name": "resnet20"}, "made for another network"),
-        ({"width": 0.5, "widths": (1, 3)}, "it has no blocks.0.norm0.tables.3"),
-        ({"width": 0.5, "skip": "float"}, "made for another network"),
+        ({"multiplier": 0.375}, "no narrower by a whole factor"),
+        ({"multiplier": 0.5, "widths": (1, 8, 32)}, "integer widths alone; set widths without 32"),
+        ({"multiplier": 0.5, "scale": "mean"}, "learned scales alone"),
+        ({"multiplier": 0.5, "name": "resnet20"}, "made for another network"),
+        ({"multiplier": 0.5, "widths": (1, 3)}, "it has no blocks.0.norm0.tables.3"),
+        ({"multiplier": 0.5, "skip": "float"}, "made for another network"),
     ],
 )
 def test_what_does_not_fit(narrow, options, words):
-    model = network(**{"skip": "quantised", **options})
+    model = network(**{"skip": "quantized", **options})
     with pytest.raises(CheckpointError, match=words):
         widen(model, narrow.state_dict(), "narrow.pt")
 
 
 def test_networks_that_are_alike(narrow):
-    assert widening(network(skip="quantised"), narrow.state_dict()) == 1
+    assert widening(network(skip="quantized"), narrow.state_dict()) == 1
     assert widening(torch.nn.Linear(2, 2), narrow.state_dict()) == 1

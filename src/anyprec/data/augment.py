@@ -1,4 +1,4 @@
-"""What is done to an image before it is normalised: the named settings, and the pixel work behind them.
+"""What is done to an image before it is normalized: the named settings, and the pixel work behind them.
 
 Comes in: (n, H, W, C) uint8 (or open photographs of any size) and, in training, numbers in [0, 1) for each
 image. Goes out: (n, H', W', C) uint8. There is no state: the same numbers give the same pixels.
@@ -35,7 +35,7 @@ class Augment:
     flip:   training: mirror every second image, left to right
     turns:  flip: an image is mirrored in every second epoch, not by chance, so that no image is seen twice alike in
             two epochs that follow each other
-    cutout: training: a square of this side, anywhere in the image, is set to grey
+    cutout: training: a square of this side, anywhere in the image, is set to gray
     resize: always: squeeze or stretch to resize x resize
     side:   photographs, training: a random box of `area` (share of the image) and `ratio` (width / height),
             resized to side x side; testing: resized to cover short x short, then the middle side x side
@@ -205,7 +205,7 @@ def find_augment(augment: str | Augment) -> Augment:
 
 
 def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws, fill: str = "zeros") -> Pixels:
-    """Pad with zeros (black: it is done before normalising) or mirrored, then cut the old size at a random offset."""
+    """Pad with zeros (black: it is done before normalizing) or mirrored, then cut the old size at a random offset."""
     n, height, width, channels = images.shape
     if fill == "reflect":
         if pad >= min(height, width):
@@ -229,7 +229,7 @@ def crop(images: Pixels, pad: int, tops: Draws, lefts: Draws, fill: str = "zeros
 
 
 def cut_out(images: Pixels, side: int, tops: Draws, lefts: Draws) -> Pixels:
-    """Set a square of side x side to grey (128), whole inside the image. Works in place: pass an array of your own."""
+    """Set a square of side x side to gray (128), whole inside the image. Works in place: pass an array of your own."""
     n, height, width, _ = images.shape
     if side > min(height, width):
         raise DataError(f"a square of {side}x{side} does not fit into images of {height}x{width}")
@@ -255,8 +255,8 @@ def prepared(images: Pixels, how: Preprocessing) -> Pixels:
     if new != old and (how.filter != "bilinear" or old[0] != old[1] or new[0] != new[1]):
         from PIL import Image
 
-        grey = images.shape[3] == 1
-        return np.stack([how.pixels(Image.fromarray(image[:, :, 0] if grey else image)) for image in images])
+        gray = images.shape[3] == 1
+        return np.stack([how.pixels(Image.fromarray(image[:, :, 0] if gray else image)) for image in images])
     if new != old:
         images = resize(images, new[0])
     if how.size is None or new == how.size:
@@ -302,14 +302,14 @@ def _taps(old: int, new: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int3
     """For each output pixel the input pixels it mixes and their weights, in 1/2^22; both (taps, new).
 
     Output i lies at (i + 0.5) * old / new of the input; a triangle of half-width max(1, old / new) around it
-    weighs the pixels. 32 -> 40, i = 1: centre 1.2, pixels 0 and 1 (centres 0.5 and 1.5), weights 0.3 and 0.7.
+    weighs the pixels. 32 -> 40, i = 1: center 1.2, pixels 0 and 1 (centers 0.5 and 1.5), weights 0.3 and 0.7.
     """
     reach = max(1.0, old / new)
-    centre = (np.arange(new) + 0.5) * (old / new)
-    first = np.maximum((centre - reach + 0.5).astype(np.intp), 0)
-    last = np.minimum((centre + reach + 0.5).astype(np.intp), old)  # exclusive
+    center = (np.arange(new) + 0.5) * (old / new)
+    first = np.maximum((center - reach + 0.5).astype(np.intp), 0)
+    last = np.minimum((center + reach + 0.5).astype(np.intp), old)  # exclusive
     source = first[:, None] + np.arange(int((last - first).max()))  # (new, taps)
-    weight = np.maximum(1 - np.abs((source + 0.5 - centre[:, None]) / reach), 0.0)
+    weight = np.maximum(1 - np.abs((source + 0.5 - center[:, None]) / reach), 0.0)
     weight[source >= last[:, None]] = 0.0
     weight /= weight.sum(axis=1, keepdims=True)
     fixed = np.floor(weight * (1 << 22) + 0.5).astype(np.int32)
@@ -322,7 +322,7 @@ def random_box(
     """(left, top, width, height) inside an image of `size` (width, height): area uniform, log of the ratio
     uniform.
 
-    A box that does not fit is drawn again, ATTEMPTS times; then comes the largest centred box of an allowed
+    A box that does not fit is drawn again, ATTEMPTS times; then comes the largest centered box of an allowed
     ratio.
     """
     width, height = size

@@ -60,7 +60,7 @@ DATASETS: dict[str, Spec] = {
     for spec in (
         Spec(
             "digits",
-            "1,797 handwritten digits, 8x8 grey, embedded in the package",
+            "1,797 handwritten digits, 8x8 gray, embedded in the package",
             digits.read_digits,
             "crop",
             shape=(8, 8, 1),
@@ -70,7 +70,7 @@ DATASETS: dict[str, Spec] = {
         ),
         Spec(
             "cifar10",
-            "60,000 photographs of 10 things, 32x32 colour",
+            "60,000 photographs of 10 things, 32x32 color",
             cifar10.read_cifar10,
             "crop-flip",
             cifar10.LAYOUT,
@@ -83,7 +83,7 @@ DATASETS: dict[str, Spec] = {
         ),
         Spec(
             "svhn",
-            "630,420 house-number digits, 32x32 colour",
+            "630,420 house-number digits, 32x32 color",
             svhn.read_svhn,
             "svhn",
             svhn.LAYOUT,
@@ -96,7 +96,7 @@ DATASETS: dict[str, Spec] = {
         ),
         Spec(
             "fashion-mnist",
-            "70,000 pieces of clothing, 28x28 grey",
+            "70,000 pieces of clothing, 28x28 gray",
             idx.read_fashion,
             "crop-flip",
             idx.LAYOUT,

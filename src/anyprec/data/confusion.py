@@ -37,5 +37,5 @@ def mean_iou(matrix: Counts) -> float:
 
 
 def pixel_accuracy(matrix: Counts) -> float:
-    """Percent of the labelled pixels that are right."""
+    """Percent of the labeled pixels that are right."""
     return float(100 * np.trace(matrix) / max(int(matrix.sum()), 1))

@@ -1,7 +1,7 @@
 """The embedded data set: 1,797 handwritten digits, 8 x 8 pixels, in `digits.npz` beside this file (46 KB).
 
 Source: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
-Learning Repository, doi 10.24432/C50P49, licence CC BY 4.0, as in scikit-learn's `load_digits`, unchanged:
+Learning Repository, doi 10.24432/C50P49, license CC BY 4.0, as in scikit-learn's `load_digits`, unchanged:
 `images` (1797, 8, 8) with values 0..16, `labels` (1797,), and `test`, the 400 indices we hold out.
 """
 

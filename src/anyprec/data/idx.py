@@ -1,4 +1,4 @@
-"""MNIST-style idx files, plain or gzipped: Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, 2017; MIT licence).
+"""MNIST-style idx files, plain or gzipped: Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, 2017; MIT license).
 
 A file is two zero bytes, a type byte (8 = uint8), the number of axes, each axis as a big-endian uint32, then
 the values. `read_idx` gives that as an array. Called by `catalog`.

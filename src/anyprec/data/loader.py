@@ -99,7 +99,7 @@ def batches(
     if not train:
         read = testing_reader(data, preprocessing or preprocessing_of(data, how))
     else:
-        normalise = normaliser(data.mean, data.std, how.shape(data.shape))
+        normalize = normalizer(data.mean, data.std, how.shape(data.shape))
 
     def prepare(step: int) -> Batch:
         first = step * batch_size
@@ -111,7 +111,7 @@ def batches(
         rows = rows[rank::world]
         if turned is not None and chance is not None:
             chance[:, 2] = np.where(turned[rows], 0.0, 1.0)  # what `apply` mirrors by
-        return normalise(_pixels(data, rows, how, chance)), data.labels[rows]
+        return normalize(_pixels(data, rows, how, chance)), data.labels[rows]
 
     todo = range(start, steps)
     return _prefetched(prepare, todo, prefetch) if prefetch else (prepare(step) for step in todo)
@@ -143,7 +143,7 @@ def _masked(data: MaskData, rows: npt.NDArray[np.int64], how: Augment, chance: n
     else:
         images, masks = data.read(rows)
     labels = np.where(masks == VOID, IGNORED, masks.astype(np.int64))
-    return normaliser(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images), labels  # (n, H, W) int64
+    return normalizer(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images), labels  # (n, H, W) int64
 
 
 def preprocessing_of(data: ArrayData | FileData | MaskData, augment: str | Augment = "none") -> Preprocessing:
@@ -175,11 +175,11 @@ def testing_reader(
     """The same, normalized: (n, H, W, C) float32."""
     pixels = testing_pixels(data, how)
     shape = (*(how.size or data.shape[:2]), how.channels)
-    normalise = normaliser(how.mean, how.std, shape)
+    normalize = normalizer(how.mean, how.std, shape)
 
     def read(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         # The last, incomplete batch may have fewer images than there are processes.
-        return normalise(pixels(rows) if len(rows) else np.empty((0, *shape), np.uint8))
+        return normalize(pixels(rows) if len(rows) else np.empty((0, *shape), np.uint8))
 
     return read
 
@@ -198,7 +198,7 @@ def _pixels(
     return how.apply(data.read(rows), chance)
 
 
-def normaliser(
+def normalizer(
     mean: tuple[float, ...], std: tuple[float, ...], shape: tuple[int, int, int]
 ) -> Callable[[Pixels], npt.NDArray[np.float32]]:
     """A function that maps pixels to (x / 255 - mean) / std: one multiplication, one addition, in float32."""
@@ -208,13 +208,13 @@ def normaliser(
     factor = np.tile(1.0 / (255.0 * np.array(std)), width).astype(np.float32)  # (W * C,)
     offset = np.tile(-np.array(mean) / np.array(std), width).astype(np.float32)
 
-    def normalise(images: Pixels) -> npt.NDArray[np.float32]:
+    def normalize(images: Pixels) -> npt.NDArray[np.float32]:
         rows = images.reshape(*images.shape[:2], len(factor)).astype(np.float32)  # (n, H, W * C)
         rows *= factor
         rows += offset
         return rows.reshape(images.shape)  # (n, H, W, C) float32
 
-    return normalise
+    return normalize
 
 
 def _prefetched(prepare: Callable[[int], Batch], todo: range, ahead: int) -> Iterator[Batch]:

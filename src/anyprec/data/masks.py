@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 
-VOID = 255  # of a mask as it is read: unlabelled, or outside the image
+VOID = 255  # of a mask as it is read: unlabeled, or outside the image
 IGNORED = -100  # the same in a batch: what torch's cross-entropy passes over, and no class of any data set
 ROOM = 256 << 20  # bytes of decoded samples a set keeps: all of CamVid at 240 x 180, a fraction of VOC
 
@@ -178,7 +178,7 @@ def decode_image(sample: Sample) -> Pixels:
 
 
 def decode_mask(sample: Sample) -> Pixels:
-    """(H, W) uint8, the labels as they are in the file: indices of a palette, or grey levels."""
+    """(H, W) uint8, the labels as they are in the file: indices of a palette, or gray levels."""
     if isinstance(sample.mask, Path) and sample.mask.suffix == ".mat":
         return sbd_mask(sample.mask)
     title = _title(sample, sample.mask)
@@ -193,7 +193,7 @@ def decode_mask(sample: Sample) -> Pixels:
         raise undecodable(title, error) from error
     if mode not in ("P", "L") or labels.dtype != np.uint8 or labels.ndim != 2:
         raise DataError(
-            f"{title} is a picture of mode {mode}, not a mask; expected a palette or grey image of class numbers"
+            f"{title} is a picture of mode {mode}, not a mask; expected a palette or gray image of class numbers"
         )
     return labels
 

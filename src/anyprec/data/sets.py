@@ -48,7 +48,7 @@ class ArrayData:
         if images.ndim != 4 or 0 in images.shape:
             raise DataError(
                 f"{self.name}: images have shape {images.shape}, must be (N, H, W, C), none of them 0; "
-                "grey images need a last axis of 1"
+                "gray images need a last axis of 1"
             )
         object.__setattr__(self, "images", np.ascontiguousarray(images))
         object.__setattr__(self, "classes", tuple(self.classes))

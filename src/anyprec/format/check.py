@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyprec.bits import FLOAT, INTEGER_WIDTHS
 from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
 from anyprec.format.graph import FORMATS, INPUT, bits_of
 from anyprec.format.header import TensorPlace, show
@@ -19,6 +18,7 @@ from anyprec.format.planes import plane_bytes
 from anyprec.format.schema import BIG, FIXED, PAIR, SCHEMAS, Schema, is_int, is_name
 from anyprec.format.shapes import MAX_ELEMENTS, Shape, title, value_shape
 from anyprec.preprocessing import FILTERS, RESIZES
+from anyprec.widths import FLOAT, INTEGER_WIDTHS
 
 KEYS = (
     "format", "name", "made_by", "input", "labels", "planes", "profiles", "weights", "ops", "outputs", "checksums",
@@ -323,8 +323,8 @@ def check_outputs(graph: Mapping[str, Any], checked: Checked) -> None:
 
 def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
     """Bits of every profile: for the weights and quantize ops there are, of widths the file has, and small enough."""
-    quantised = {name: weight for name, weight in graph["weights"].items() if not weight["float"]}
-    in_planes = {name for name, weight in quantised.items() if "bits" not in weight}
+    quantized = {name: weight for name, weight in graph["weights"].items() if not weight["float"]}
+    in_planes = {name for name, weight in quantized.items() if "bits" not in weight}
     quantizers = {name for name, fixed in checked.fixed.items() if fixed is None}
     widths = {int(key) for key in graph["planes"]} | {FLOAT}
     for profile in graph["profiles"]:
@@ -335,9 +335,9 @@ def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
     uniform = {(p["weights"], p["acts"]): p for p in graph["profiles"] if is_int(p["weights"]) and is_int(p["acts"])}
     mixed = [p for p in graph["profiles"] if not (is_int(p["weights"]) and is_int(p["acts"]))]
     for op in graph["ops"]:
-        if op.get("weight") not in quantised:
+        if op.get("weight") not in quantized:
             continue
-        weight = quantised[op["weight"]]
+        weight = quantized[op["weight"]]
         terms = math.prod(weight["shape"][1:])
         source = checked.codes_of[op["in"][0]]
         for profile in [*uniform.values(), *mixed]:
@@ -367,7 +367,7 @@ def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part:
         need(is_int(bits) and bits in widths, f"{what}: {part} is {show(bits)}; this file has {allowed}")
         return
     for name, one in bits.items():
-        need(name in names, f"{what}: {part} names {show(name)}, which is not quantised by profiles in this file")
+        need(name in names, f"{what}: {part} names {show(name)}, which is not quantized by profiles in this file")
         need(is_int(one) and one in widths, f"{what}: {part} of {name!r} is {show(one)}; this file has {allowed}")
     for name in sorted(names - set(bits))[:1]:
         raise BadGraph(f"{what}: {part} leaves out {name!r}; give a number for each, or one for all")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.bits import FLOAT
 from anyprec.preprocessing import Preprocessing
+from anyprec.widths import FLOAT
 
 FORMATS = (1, 2)  # 2 says how pictures become images of the input; a file without that is written as 1
 INPUT = "input"  # the value every graph starts from
@@ -44,7 +44,7 @@ def bits_of(bits: int | Mapping[str, int], name: str, fixed: int | None) -> int:
 
 @dataclass(frozen=True)
 class GraphProfile:
-    """Bits of every quantised weight and of every quantize op: one number for all, or one for each.
+    """Bits of every quantized weight and of every quantize op: one number for all, or one for each.
 
     Those that have bits of their own (`fixed`) are not among them: they are float where the profile is the number 32.
     """
@@ -69,7 +69,7 @@ class GraphProfile:
 class Weight:
     """A weight in the order (out, kh, kw, in / groups).
 
-    Float in every profile: `values`. Quantised: `codes[bits]`, one uint8 array of that shape per width (where codes
+    Float in every profile: `values`. Quantized: `codes[bits]`, one uint8 array of that shape per width (where codes
     nest, the file keeps the widest alone), and `values` only if the float profile is kept. Fixed: `bits` is 8 and
     `codes` has that width alone, for every profile but the float one.
     """

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.bits import FLOAT, check_bits
 from anyprec.errors import (
     BadGraph,
     BadTensor,
@@ -37,6 +36,7 @@ from anyprec.format.header import header_length, parse_header, parse_json
 from anyprec.format.planes import PlaneCodes
 from anyprec.format.record import from_record, planes_of, profile_from
 from anyprec.format.sizes import Sizes, sizes_of
+from anyprec.widths import FLOAT, check_bits
 
 GRAPH_KEY, CHECKSUM_KEY = "anyprec", "anyprec.crc32"
 CHUNK = 1 << 20
@@ -85,8 +85,8 @@ class ModelFile:
         self.planes = planes_of(self.graph_json)
         self.profiles = tuple(profile_from(profile) for profile in self.graph_json["profiles"])
         weights = self.graph_json["weights"]
-        self.quantised = tuple(name for name, w in weights.items() if not w["float"])
-        self.fixed = {name: w["bits"] for name, w in weights.items() if "bits" in w}  # quantised, but not in planes
+        self.quantized = tuple(name for name, w in weights.items() if not w["float"])
+        self.fixed = {name: w["bits"] for name, w in weights.items() if "bits" in w}  # quantized, but not in planes
         self._clips = {op["name"] for op in self.graph_json["ops"] if op["op"] == "clip"}
         self._plane_ends, self._tails_end = self._ends()
         self._check_size()
@@ -140,7 +140,7 @@ class ModelFile:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths whose codes (32: float values) are there for every quantised weight."""
+        """The widths whose codes (32: float values) are there for every quantized weight."""
         widths = [*self.planes, *([FLOAT] if self._tails_end is not None else [])]
         return tuple(bits for bits in widths if self.bytes_for(bits) <= self.size)
 
@@ -163,14 +163,14 @@ class ModelFile:
 
     def weight_widths(self, profile: GraphProfile) -> set[int]:
         """Of the weights in planes; 32 of fixed ones too, whose codes every other profile has."""
-        if self.quantised and profile.is_float:
+        if self.quantized and profile.is_float:
             return {FLOAT}
-        if len(self.quantised) == len(self.fixed):
+        if len(self.quantized) == len(self.fixed):
             return set()
         return {profile.weights} if isinstance(profile.weights, int) else set(profile.weights.values())
 
     def _ends(self) -> tuple[list[int], int | None]:
-        """Where each plane ends, and the tails (None without). Without quantised weights, all is in the head."""
+        """Where each plane ends, and the tails (None without). Without quantized weights, all is in the head."""
         ends: dict[str, int] = {}
         for name, place in self.tensors.items():
             ends[name.partition(".")[0]] = self.data_start + place.end  # in file order: the last one stays
@@ -185,10 +185,10 @@ class ModelFile:
     # --- numbers ---
 
     def codes(self, weight: str, bits: int) -> np.ndarray:
-        """Codes of one quantised weight: (out, kh, kw, in) uint8."""
-        if weight not in self.quantised:
-            known = ", ".join(self.quantised[:3])
-            raise UnknownLayer(f"{weight!r} is not a quantised weight of {self.path}; it has {known}, ...")
+        """Codes of one quantized weight: (out, kh, kw, in) uint8."""
+        if weight not in self.quantized:
+            known = ", ".join(self.quantized[:3])
+            raise UnknownLayer(f"{weight!r} is not a quantized weight of {self.path}; it has {known}, ...")
         if bits == FLOAT:
             raise UnsupportedBits("bits=32 has no codes; values(weight) are the float ones")
         if weight in self.fixed:
@@ -211,9 +211,9 @@ class ModelFile:
             return self._array(f"table.{op}")
 
     def values(self, weight: str) -> np.ndarray:
-        """Float values of a weight, (out, kh, kw, in) float32: of a float one, or from the tail of a quantised one."""
+        """Float values of a weight, (out, kh, kw, in) float32: of a float one, or from the tail of a quantized one."""
         with self._naming_file():
-            if weight not in self.quantised:
+            if weight not in self.quantized:
                 return self._array(f"weight.{weight}")
             return self._array(f"tail.{weight}").view("<f4").reshape(self.graph_json["weights"][weight]["shape"])
 
@@ -281,7 +281,7 @@ class ModelFile:
             raise UnsupportedBits(f"max_bits={most} leaves no profile of {self.path}; its narrowest needs {narrowest}")
         float_weights = {
             name
-            for name in self.quantised
+            for name in self.quantized
             if any(self.profiles[row].weight_bits(name, self.fixed.get(name)) == FLOAT for row in kept)
         }
         weights = {

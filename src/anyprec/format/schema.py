@@ -57,7 +57,7 @@ MODE = Rule("'bilinear' or 'nearest'", lambda value: value in ("bilinear", "near
 
 @dataclass(frozen=True)
 class Schema:
-    """`reads`: "float", "codes", "either" (and makes what it reads) or "weight": codes if its weight is quantised.
+    """`reads`: "float", "codes", "either" (and makes what it reads) or "weight": codes if its weight is quantized.
 
     `table` is the shape of one profile's row: "", "2", "2 x C" (C of the input) or "2 x out" (of the weight); an op
     with an attribute `affine` has it only where that is true.

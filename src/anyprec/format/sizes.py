@@ -20,7 +20,7 @@ class Sizes:
     floats: int  # layers that are float in every profile
     codes: int  # layers that are 8 bit in every profile
     planes: tuple[int, ...]  # plane 00, 01, ...
-    tails: int  # float32 of the quantised layers, for the float profile
+    tails: int  # float32 of the quantized layers, for the float profile
     packed: int  # the weights in planes at the widest width of the file, were every bit used
 
     @property
@@ -39,7 +39,7 @@ def sizes_of(header: int, graph: Mapping[str, Any], tensors: Tensors) -> Sizes:
         kind = name.partition(".")[0]
         by_kind[kind] = by_kind.get(kind, 0) + math.prod(shape) * DTYPE_BYTES[dtype]
     in_planes = [weight for weight in graph["weights"].values() if not weight["float"] and "bits" not in weight]
-    quantised = sum(math.prod(weight["shape"]) for weight in in_planes)
+    quantized = sum(math.prod(weight["shape"]) for weight in in_planes)
     widest = max(map(int, graph["planes"]), default=0)
     return Sizes(
         header=header,
@@ -48,5 +48,5 @@ def sizes_of(header: int, graph: Mapping[str, Any], tensors: Tensors) -> Sizes:
         codes=by_kind.get("codes", 0),
         planes=tuple(by_kind[kind] for kind in sorted(by_kind) if kind.startswith("plane")),
         tails=by_kind.get("tail", 0),
-        packed=-(-quantised * widest // 8),
+        packed=-(-quantized * widest // 8),
     )

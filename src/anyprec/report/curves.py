@@ -13,7 +13,7 @@ from anyprec.files import make_folder, write_text
 from anyprec.report.page import document, table_html
 from anyprec.report.record import Row, Table
 
-COLOURS = ("#d1453b", "#e07b00", "#2a9d5a", "#3b82f6", "#8b949e", "#a371f7", "#c9a400", "#00a3a3", "#e0559b")
+COLORS = ("#d1453b", "#e07b00", "#2a9d5a", "#3b82f6", "#8b949e", "#a371f7", "#c9a400", "#00a3a3", "#e0559b")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 300, 52, 36, 12, 92
 NAMES = {"accuracy": "accuracy, %", "miou": "mean IoU, %", "loss": "loss"}
 
@@ -109,13 +109,13 @@ def chart(series: Mapping[str, Points], y_label: str) -> str:
         last = max(y, last + 13)
         label_at[name] = last
     for i, (name, points) in enumerate(series.items()):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points))
         if len(points) > 1:
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         for x, y in (place(*p) for p in points[-1:]):
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
         words = "float" if name == "32" else f"{name} bit" if name.isdigit() else name
         x = place(*points[-1])[0]
-        parts.append(f'<text x="{x + 8:.1f}" y="{label_at[name] + 4:.1f}" style="fill:{colour}">{escape(words)}</text>')
+        parts.append(f'<text x="{x + 8:.1f}" y="{label_at[name] + 4:.1f}" style="fill:{color}">{escape(words)}</text>')
     return "".join([*parts, "</svg>"])

@@ -18,7 +18,7 @@ from anyprec.report.record import RESULT, load, save
 from anyprec.reproduce import figures, gaps, robustness, table1, table2, table3, table4, table5, table6, uca
 from anyprec.reproduce.experiment import Context, Experiment
 from anyprec.reproduce.store import Store, Training
-from anyprec.run.cli_info import collect
+from anyprec.run.machine import collect
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from anyprec.data.augment import find_augment
 from anyprec.files import write_text
 from anyprec.reproduce.store import Training
-from anyprec.train.joint import joint_step
-from anyprec.train.optimizers import OPTIMIZERS, parameter_groups
-from anyprec.train.recipe import Recipe
+from anyprec.training.joint import joint_step
+from anyprec.training.optimizers import OPTIMIZERS, parameter_groups
+from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO, build
 
 
@@ -162,7 +162,7 @@ def rates_of(trainings: Sequence[Training], path: Path | None = None) -> dict[st
 def memory(recipe: Recipe, batch: int) -> tuple[int, int]:
     """(bytes that do not depend on the batch, bytes an image) of a training step, from what autograd keeps of it.
 
-    Weights, gradients and the optimiser's state; activations of one width, since the graph of a width is freed before
+    Weights, gradients and the optimizer's state; activations of one width, since the graph of a width is freed before
     the next one is built. Temporary buffers are not counted.
     """
     model = make(recipe).train()

@@ -1,6 +1,6 @@
 """Dry runs: every network of the experiments is built, trained for a step and tested on noise in the official layout.
 
-`dry_run(experiments, scale)` goes through readers, augmentation, network, joint step, optimiser, checkpoint and
+`dry_run(experiments, scale)` goes through readers, augmentation, network, joint step, optimizer, checkpoint and
 evaluation of the real run, at a batch of a few images, and measures what the whole would cost.
 """
 
@@ -21,8 +21,8 @@ from anyprec.reproduce.catalog import trainings_of
 from anyprec.reproduce.cost import FACTS, Rate, estimate, group, make, measure, memory, steps
 from anyprec.reproduce.experiment import Experiment
 from anyprec.reproduce.store import Training
-from anyprec.train.processes import Processes
-from anyprec.train.run import Run
+from anyprec.training.processes import Processes
+from anyprec.training.run import Run
 
 BATCH = 2  # of the step that goes through everything
 SMALL, LARGE = (BATCH, 2 * BATCH), (8, 16)  # batches that are measured; the large ones where a step is quick

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyprec.bits import DEFAULT_WIDTHS
 from anyprec.data import batches
 from anyprec.data.catalog import Data
+from anyprec.nn.calibrate import calibrate
+from anyprec.nn.switching import widths_of
 from anyprec.report.record import PAPER, Claim, Picture, Result, Row, Table
 from anyprec.reproduce.scales import CALIBRATION, IMAGES, Net, default_net
 from anyprec.reproduce.store import Store, Training, width_name
-from anyprec.train.calibrate import calibrate
-from anyprec.train.evaluate import evaluate, to_tensor
-from anyprec.train.run import eval_augment
-from anyprec.train.switch import widths_of
+from anyprec.training.evaluate import evaluate, to_tensor
+from anyprec.training.run import eval_augment
+from anyprec.widths import DEFAULT_WIDTHS
 
 BITS = tuple(width_name(bits) for bits in DEFAULT_WIDTHS)  # the usual columns
 VERSION = 1  # of what experiments compute; raised when a stored result is no longer what they would give
@@ -92,7 +92,7 @@ class Context:
         return data if limit is None or limit >= len(data) else self.store.data(training, "test", limit)
 
     def calibration(self, training: Training) -> list[Tensor]:
-        """Unlabelled training batches (n, C, H, W), augmented as in training."""
+        """Unlabeled training batches (n, C, H, W), augmented as in training."""
         count, size = CALIBRATION[self.scale]
         recipe = training.recipe
         data = self.store.data(training, "train", recipe.limit or None)

@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.report.record import Claim, Picture, Row, Table, write_csv
-from anyprec.reproduce.experiment import Context, Experiment, Finding, values_of
-from anyprec.reproduce.pictures import COLOURS, figure
-from anyprec.reproduce.scales import Net, nets
-from anyprec.reproduce.store import Training, width_name
-from anyprec.train.distributions import (
+from anyprec.analysis.distributions import (
     Histogram,
     Truncated,
     histogram,
@@ -21,7 +16,12 @@ from anyprec.train.distributions import (
     toy_activations,
     truncate_weights,
 )
-from anyprec.train.switch import any_layers
+from anyprec.nn.switching import any_layers
+from anyprec.report.record import Claim, Picture, Row, Table, write_csv
+from anyprec.reproduce.experiment import Context, Experiment, Finding, values_of
+from anyprec.reproduce.plots import COLORS, figure
+from anyprec.reproduce.scales import Net, nets
+from anyprec.reproduce.store import Training, width_name
 
 ROW = "CIFAR-10 AlexNet"
 WIDTHS = (1, 2, 4, 8)
@@ -137,7 +137,7 @@ def shift_claim(what: str, shifted: dict[str, dict[int, bool]]) -> Claim:
 
 def steps(axes: Any, found: Histogram) -> None:
     for bits in WIDTHS:
-        axes.stairs(found.density(bits), found.edges, color=COLOURS[str(bits)], linewidth=1.4, label=f"{bits} bit")
+        axes.stairs(found.density(bits), found.edges, color=COLORS[str(bits)], linewidth=1.4, label=f"{bits} bit")
 
 
 def histogram_rows(name: str, found: Histogram) -> list[list[object]]:
@@ -203,7 +203,7 @@ def draw_kernel(folder: Path, kernel: dict[int, Truncated]) -> Picture:
     return Picture(
         "weights",
         "How a kernel loses its bits",
-        f"The first kernel of {KERNEL_LAYER}: bits, and the signed integer they are; colours are the values, -1 to 1.",
+        f"The first kernel of {KERNEL_LAYER}: bits, and the signed integer they are; colors are the values, -1 to 1.",
         wide=True,
     )
 

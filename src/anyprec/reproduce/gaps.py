@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from anyprec.bits import DEFAULT_WIDTHS, FLOAT, INTEGER_WIDTHS
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import Context, Experiment, Finding, paper_row, per_width, values_of
-from anyprec.reproduce.pictures import lines
+from anyprec.reproduce.plots import lines
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Training, width_name
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT, INTEGER_WIDTHS
 
 WIDTHS = (*INTEGER_WIDTHS, FLOAT)
 CLOSE = 1.0  # points

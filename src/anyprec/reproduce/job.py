@@ -54,7 +54,7 @@ def training_record(training: Any) -> dict[str, Any]:
 
 def training_of(record: dict[str, Any]) -> Any:
     from anyprec.reproduce.store import Training
-    from anyprec.train.recipe import Recipe
+    from anyprec.training.recipe import Recipe
 
     after = training_of(record["after"]) if record["after"] is not None else None
     return Training(Recipe.from_dict(record["recipe"]), after, record["observe"])

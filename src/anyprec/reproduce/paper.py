@@ -6,7 +6,7 @@ Read by the experiments, which set their own numbers beside these.
 
 from __future__ import annotations
 
-from anyprec.bits import DEFAULT_WIDTHS
+from anyprec.widths import DEFAULT_WIDTHS
 
 WIDTHS = DEFAULT_WIDTHS  # the columns of tables 1, 3, 5 and 6: 1, 2, 4, 8, 32
 Numbers = tuple[float, ...]

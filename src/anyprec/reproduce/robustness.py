@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from anyprec.bits import DEFAULT_WIDTHS
+from anyprec.analysis.attack import ALL, RANDOM, Attack, Robustness, attack_dedicated, attack_matrix
 from anyprec.data import MaskData
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, paper_row, per_width, values_of
-from anyprec.reproduce.pictures import heat
+from anyprec.reproduce.plots import heat
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Training, width_name
-from anyprec.train.attack import ALL, RANDOM, Attack, Robustness, attack_dedicated, attack_matrix
-from anyprec.train.run import eval_augment
+from anyprec.training.run import eval_augment
+from anyprec.widths import DEFAULT_WIDTHS
 
 ATTACKS = {
     "fgsm": Attack("fgsm", epsilon=paper.FGSM_STEP),
@@ -109,7 +109,7 @@ def claims_of(kind: str, matrix: np.ndarray, found: Robustness, attacked: Mappin
             f"Above it by, in points: {per_width(better, sign=True)}.",
         ),
         Claim(
-            f"{kind}: drawing a width for every image is a better defence than staying at the width attacked.",
+            f"{kind}: drawing a width for every image is a better defense than staying at the width attacked.",
             all(gap > 0 for gap in gain.values()),
             f"Gained, in points: {per_width(gain, sign=True)}; against an attack on all widths at once random widths "
             f"give {found.matrix[ALL][RANDOM]:.2f} %.",

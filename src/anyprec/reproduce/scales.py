@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from anyprec.bits import DEFAULT_WIDTHS
 from anyprec.errors import AnyprecError
 from anyprec.reproduce.store import Training, training
+from anyprec.widths import DEFAULT_WIDTHS
 
 SCALES = ("paper", "small", "tiny")
 
@@ -123,7 +123,7 @@ NETS: dict[str, dict[str, Net | str]] = {
         "CIFAR-10 AlexNet": Net(
             "AlexNet, 1/8 wide, on digits",
             "cifar10-alexnet-cpu",
-            ("data=digits", "augment=crop", *TINY, "net_options.width=0.125", "net_options.hidden=32",
+            ("data=digits", "augment=crop", *TINY, "net_options.multiplier=0.125", "net_options.hidden=32",
              "net_options.size=8"),
             scaled="AlexNet for 8x8 digits, a few steps.",
         ),
@@ -177,7 +177,7 @@ SEGMENTATION: dict[str, tuple[Segmentation, ...]] = {
             Net(
                 "DeepLab V3, tiny, on made-up scenes",
                 "camvid-deeplab-cpu",
-                ("epochs=1", "batch_size=2", "augment=camvid-60x80", "warmup_epochs=0", "net_options.width=0.5",
+                ("epochs=1", "batch_size=2", "augment=camvid-60x80", "warmup_epochs=0", "net_options.multiplier=0.5",
                  "net_options.pyramid=16"),
                 scaled="Everything: four made-up images, two steps.",
             ),

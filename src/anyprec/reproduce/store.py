@@ -20,17 +20,17 @@ from typing import Any
 
 from torch import nn
 
-from anyprec.bits import FLOAT
+from anyprec.analysis.compliance import ObservedRun
 from anyprec.data import load_data
 from anyprec.data.catalog import Data
 from anyprec.errors import RecipeError
 from anyprec.files import locked, write_text
 from anyprec.reproduce import synthetic
-from anyprec.train.checkpoint import load_model, load_state
-from anyprec.train.compliance import ObservedRun
-from anyprec.train.processes import Processes
-from anyprec.train.recipe import Recipe
-from anyprec.train.run import Run
+from anyprec.training.checkpoint import load_model, load_state
+from anyprec.training.processes import Processes
+from anyprec.training.recipe import Recipe
+from anyprec.training.run import Run
+from anyprec.widths import FLOAT
 
 TELL_S = 1.0  # seconds between reports of how far a training is
 SAVE_MINUTES = 1.0  # between checkpoints: what a run that is killed has to do again

@@ -81,7 +81,7 @@ def voc(folder: Path, random: np.random.Generator) -> None:
 
 
 def camvid(folder: Path, random: np.random.Generator) -> None:
-    """The classes are shades of grey, so that there is something to learn; label 11 is none of them."""
+    """The classes are shades of gray, so that there is something to learn; label 11 is none of them."""
     scenes(folder, random, "test", (240, 180), 12)
 
 

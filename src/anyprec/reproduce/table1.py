@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from anyprec.bits import DEFAULT_WIDTHS
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import (
@@ -15,9 +14,10 @@ from anyprec.reproduce.experiment import (
     per_width,
     values_of,
 )
-from anyprec.reproduce.pictures import lines
+from anyprec.reproduce.plots import lines
 from anyprec.reproduce.scales import Net, nets
 from anyprec.reproduce.store import Training
+from anyprec.widths import DEFAULT_WIDTHS
 
 CLOSE = 1.0  # points
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyprec.bits import DEFAULT_WIDTHS, FLOAT
-from anyprec.pack.packing import PackReport, pack
+from anyprec.nn.norms import SwitchNorm
+from anyprec.nn.switching import any_layers
+from anyprec.packing.packing import PackReport, pack
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, paper_row
-from anyprec.reproduce.pictures import CYCLE, figure
+from anyprec.reproduce.plots import CYCLE, figure
 from anyprec.reproduce.store import Training
-from anyprec.train.norms import SwitchNorm
-from anyprec.train.switch import any_layers
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT
 from anyprec.zoo import build
 
 MB = 1e6
@@ -73,7 +73,7 @@ def run(context: Context) -> Finding:
     table = Table(
         "sizes", f"Model sizes in megabytes: {name}", ("what is counted", "model"), COLUMNS, tuple(rows),
         3 if context.scale == "tiny" else 1, "MB",
-        note="The paper counts weights of quantised layers at their bits and everything else as float32: first and "
+        note="The paper counts weights of quantized layers at their bits and everything else as float32: first and "
         "last layer, convolutions of the skips, four numbers a channel and norm. PyTorch stores float32 whatever the "
         "width. In a model file of ours the bytes under a width are the first bytes of the one file, all that this "
         "width needs.",
@@ -100,14 +100,14 @@ def run(context: Context) -> Finding:
 
 def accounting(model: nn.Module) -> tuple[dict[int, float], tuple[float | None, ...]]:
     """The paper's: (bits -> MB of a dedicated model, its row of the any-precision model)."""
-    quantised = sum(layer.weight.numel() for layer in any_layers(model).values())
+    quantized = sum(layer.weight.numel() for layer in any_layers(model).values())
     channels = sum(len(next(n.parameters())) for n in model.modules() if isinstance(n, SwitchNorm))
     norm = 4 * channels  # gamma, beta, mean, variance
     tables = {id(p) for n in model.modules() if isinstance(n, SwitchNorm) for p in n.parameters()}
     scales = {id(p) for layer in any_layers(model).values() for p in layer.quantizer.parameters()}
     everything = sum(p.numel() for p in model.parameters() if id(p) not in tables | scales)
-    rest = everything - quantised
-    dedicated = {k: (4 * (rest + norm) + quantised * (4 if k == FLOAT else k / 8)) / MB for k in DEFAULT_WIDTHS}
+    rest = everything - quantized
+    dedicated = {k: (4 * (rest + norm) + quantized * (4 if k == FLOAT else k / 8)) / MB for k in DEFAULT_WIDTHS}
     shared, each = 4 * everything / MB, 4 * norm / MB
     return dedicated, (shared, *[each] * len(DEFAULT_WIDTHS), shared + len(DEFAULT_WIDTHS) * each)
 
@@ -169,8 +169,8 @@ def draw(
             bottom = 0.0
             for i, part in enumerate(parts):
                 label = f"{BITS[i]}" if at == 0 else None
-                colour = CYCLE[i] if len(parts) > 1 else CYCLE[-1]
-                axes.bar(at, part, 0.6, bottom, color=colour, edgecolor="white", label=label)
+                color = CYCLE[i] if len(parts) > 1 else CYCLE[-1]
+                axes.bar(at, part, 0.6, bottom, color=color, edgecolor="white", label=label)
                 bottom += part
             axes.text(at, bottom, f"{bottom:.1f}", ha="center", va="bottom", fontsize=9)
         axes.set_xticks(range(len(bars)), [title for title, _ in bars], fontsize=8)
@@ -179,7 +179,7 @@ def draw(
         axes.legend(title="dedicated, bits", frameon=False, fontsize=8, title_fontsize=8)
     write_csv(folder / "files.csv", ["files", *BITS], [[title.replace("\n", " "), *parts] for title, parts in bars])
     return Picture(
-        "files", f"Bytes of {name} on disk", "Five dedicated models, one a colour, against one any-precision."
+        "files", f"Bytes of {name} on disk", "Five dedicated models, one a color, against one any-precision."
     )
 
 

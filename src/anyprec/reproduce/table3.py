@@ -7,9 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
-from anyprec.bits import DEFAULT_WIDTHS, FLOAT
-from anyprec.pack.packing import pack
-from anyprec.ptq import quantize
+from anyprec.packing.packing import pack
+from anyprec.post_training import ptq
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import (
@@ -22,11 +21,12 @@ from anyprec.reproduce.experiment import (
     per_width,
     values_of,
 )
-from anyprec.reproduce.pictures import lines
+from anyprec.reproduce.plots import lines
 from anyprec.reproduce.scales import DEFAULT_ROW, Net, nets
 from anyprec.reproduce.store import Training
 from anyprec.run.accuracy import measure
 from anyprec.run.model import load
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT
 
 METHODS = {"BS": "bs", "BS+BC": "bc", "ACIQ": "aciq"}
 ABOUT = {
@@ -61,7 +61,7 @@ def run(context: Context) -> Finding:
     packed: dict[int, float] | str = {}
     for i, (name, method) in enumerate(METHODS.items()):
         context.tell(i / 4, name)
-        model = quantize(context.model(source), batches, method, WIDTHS)
+        model = ptq(context.model(source), batches, method, WIDTHS)
         tested = context.evaluate(model, source, WIDTHS)
         found[name] = {bits: values["accuracy"] for bits, values in tested.items()} | {FLOAT: plain}
         if method == "bs":

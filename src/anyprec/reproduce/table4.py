@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from anyprec.bits import INTEGER_WIDTHS
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import Context, Experiment, Finding, paper_row, values_of
-from anyprec.reproduce.pictures import lines
+from anyprec.reproduce.plots import lines
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Training
+from anyprec.widths import INTEGER_WIDTHS
 
 LISTS = tuple(paper.TABLE4)  # (1, 2, 4, 8), (1, 8), (2, 8), (4, 8)
 COLUMNS = tuple(map(str, INTEGER_WIDTHS))
@@ -50,12 +50,12 @@ def claims(found: dict[tuple[int, ...], dict[int, float]]) -> list[Claim]:
     most = LISTS[0]
     return [
         Claim(
-            "Training at more widths generalises better: 1, 2, 4, 8 has the best mean over 1..8 bit.",
+            "Training at more widths generalizes better: 1, 2, 4, 8 has the best mean over 1..8 bit.",
             all(mean[most] >= mean[other] for other in LISTS[1:]),
             f"Mean accuracy: {listed(mean)}.",
         ),
         Claim(
-            "Training at more widths generalises better: 1, 2, 4, 8 has the best worst width.",
+            "Training at more widths generalizes better: 1, 2, 4, 8 has the best worst width.",
             all(worst[most] >= worst[other] for other in LISTS[1:]),
             f"Worst accuracy: {listed(worst)}.",
         ),
@@ -78,7 +78,7 @@ def words(widths: tuple[int, ...]) -> str:
 EXPERIMENT = Experiment(
     "table4",
     "Table 4: the list of widths in training",
-    "Training at more widths generalises better to the others, and the list should cover the extremes: trained at 1, 8 "
+    "Training at more widths generalizes better to the others, and the list should cover the extremes: trained at 1, 8 "
     "the network is usable everywhere, trained at 2, 8 or 4, 8 it fails at 1 bit.",
     trainings,
     run,

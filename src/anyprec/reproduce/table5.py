@@ -14,7 +14,7 @@ from anyprec.reproduce.experiment import (
     per_width,
     values_of,
 )
-from anyprec.reproduce.pictures import lines
+from anyprec.reproduce.plots import lines
 from anyprec.reproduce.scales import Net, nets
 from anyprec.reproduce.store import Training
 

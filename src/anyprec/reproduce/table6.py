@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from anyprec.bits import DEFAULT_WIDTHS, FLOAT
 from anyprec.data import MaskData
 from anyprec.data.masks import VOID
-from anyprec.pack.packing import pack
+from anyprec.nn.switching import bits as at_bits
+from anyprec.packing.packing import pack
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import (
@@ -25,14 +25,14 @@ from anyprec.reproduce.experiment import (
     per_width,
     values_of,
 )
-from anyprec.reproduce.pictures import figure
+from anyprec.reproduce.plots import figure
 from anyprec.reproduce.scales import SEGMENTATION, Net, Segmentation
 from anyprec.reproduce.store import Training, width_name
 from anyprec.run.accuracy import measure
 from anyprec.run.model import load
-from anyprec.run.segmentation import colours
-from anyprec.train.evaluate import to_tensor
-from anyprec.train.switch import bits as at_bits
+from anyprec.run.segmentation import colors
+from anyprec.training.evaluate import to_tensor
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT
 
 METRICS = {"mIoU": "miou", "pixel accuracy": "accuracy"}
 SHOWN = 3  # images in the picture
@@ -146,7 +146,7 @@ def constant_miou(data: MaskData) -> float:
 
 def draw_masks(folder: Path, net: Net, model: nn.Module, data: MaskData) -> Picture:
     """Rows: images spread over the test set. Columns: the image, the truth, every width."""
-    palette = colours(data.classes, data.num_classes)
+    palette = colors(data.classes, data.num_classes)
     name = f"masks-{data.name}"
     titles = ["image", "truth", *(f"{width_name(b)}{'' if b == FLOAT else ' bit'}" for b in DEFAULT_WIDTHS)]
     picked = np.linspace(0, len(data) - 1, min(SHOWN, len(data))).astype(int)
@@ -154,10 +154,10 @@ def draw_masks(folder: Path, net: Net, model: nn.Module, data: MaskData) -> Pict
     with figure(folder / f"{name}.png", len(picked), len(titles), (2.1 * len(titles), 1.75 * len(picked))) as axes:
         for i, at in enumerate(picked):
             image, mask = data.pair(int(at))
-            shown = [image, coloured(mask, palette)]
+            shown = [image, colored(mask, palette)]
             for width in DEFAULT_WIDTHS:
                 answer = predict(model, image, data, width)
-                shown.append(coloured(np.where(mask == VOID, VOID, answer).astype(np.uint8), palette))
+                shown.append(colored(np.where(mask == VOID, VOID, answer).astype(np.uint8), palette))
                 known = mask != VOID
                 rows.append([int(at), width, float(100 * (answer[known] == mask[known]).mean())])
             for axis, pixels, title in zip(np.atleast_2d(axes)[i], shown, titles, strict=True):
@@ -177,7 +177,7 @@ def predict(model: nn.Module, image: np.ndarray, data: MaskData, width: int) -> 
         return model(to_tensor(x[None], device)).argmax(1)[0].cpu().numpy()
 
 
-def coloured(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
+def colored(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:
     pixels = np.full((*mask.shape, 3), 255, np.uint8)
     known = mask != VOID
     pixels[known] = palette[mask[known]]

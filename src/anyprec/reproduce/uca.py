@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from anyprec.bits import DEFAULT_WIDTHS
+from anyprec.analysis.compliance import Compliance
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, paper_row
-from anyprec.reproduce.pictures import CYCLE, figure, heat
+from anyprec.reproduce.plots import CYCLE, figure, heat
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Training, width_name
-from anyprec.train.compliance import Compliance
+from anyprec.widths import DEFAULT_WIDTHS
 
 EPOCHS = 50  # the paper's average is over the first 50 epochs
 LOW, HIGH = 0.9, 1.0  # the range of the paper
@@ -58,10 +58,10 @@ def claims(found: dict[int, dict[int, float]]) -> list[Claim]:
     nearest: dict[int, int] = {}
     beside: dict[int, bool] = {}
     for i, a in enumerate(DEFAULT_WIDTHS):
-        neighbours = [DEFAULT_WIDTHS[j] for j in (i - 1, i + 1) if 0 <= j < len(DEFAULT_WIDTHS)]
-        # Neighbours first: of two that comply alike, max takes the first.
-        nearest[a] = max([*neighbours, *(b for b in DEFAULT_WIDTHS if b != a)], key=found[a].__getitem__)
-        beside[a] = nearest[a] in neighbours
+        neighbors = [DEFAULT_WIDTHS[j] for j in (i - 1, i + 1) if 0 <= j < len(DEFAULT_WIDTHS)]
+        # Neighbors first: of two that comply alike, max takes the first.
+        nearest[a] = max([*neighbors, *(b for b in DEFAULT_WIDTHS if b != a)], key=found[a].__getitem__)
+        beside[a] = nearest[a] in neighbors
     return [
         Claim(
             f"Update compliance between all widths lies in {LOW:g} to {HIGH:g}.",
@@ -69,7 +69,7 @@ def claims(found: dict[int, dict[int, float]]) -> list[Claim]:
             f"From {found[low[0]][low[1]]:.3f} ({name(low)}) to {found[high[0]][high[1]]:.3f} ({name(high)}).",
         ),
         Claim(
-            "Neighbouring widths comply most: for every width, the one it complies with most is a neighbour of it.",
+            "Neighboring widths comply most: for every width, the one it complies with most is a neighbor of it.",
             all(beside.values()),
             "Most compliant: "
             + ", ".join(f"{width_name(a)} with {width_name(b)} ({found[a][b]:.3f})" for a, b in nearest.items())
@@ -83,7 +83,7 @@ def name(pair: tuple[int, int]) -> str:
 
 
 def over_time(context: Context, record: Compliance) -> Picture:
-    """Neighbours, and the two ends, through the training; a running mean."""
+    """Neighbors, and the two ends, through the training; a running mean."""
     pairs = [*pairwise(DEFAULT_WIDTHS), (DEFAULT_WIDTHS[0], DEFAULT_WIDTHS[-1])]
     window = max(1, len(record.steps) // 20)
     with figure(context.folder / "uca-steps.png") as axes:
@@ -102,7 +102,7 @@ def over_time(context: Context, record: Compliance) -> Picture:
 EXPERIMENT = Experiment(
     "uca",
     "Appendix A.1: update compliance average",
-    "Gradients of different widths point the same way: all averages lie in 0.9 to 1, and those of neighbouring "
+    "Gradients of different widths point the same way: all averages lie in 0.9 to 1, and those of neighboring "
     "widths are the highest.",
     trainings,
     run,

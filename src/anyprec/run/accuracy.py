@@ -86,7 +86,7 @@ def masks_measured(
     if fixed or model.input_shape[2] != 3:
         height, width, channels = ("any" if n is None else n for n in model.input_shape)
         raise InputError(
-            f"{data.name} has colour images of {data.shape[0]} x {data.shape[1]}, {model.name} takes {height} x "
+            f"{data.name} has color images of {data.shape[0]} x {data.shape[1]}, {model.name} takes {height} x "
             f"{width} of {channels} channels; name the data set it was trained on"
         )
     counts, times = measure_masks(model, data, profiles, batch=batch, progress=progress)

@@ -37,7 +37,7 @@ class LabelMap:
         return f"LabelMap({height} x {width}: {most}{', ...' if len(self.shares) > 5 else ''})"
 
 
-def labelled(y: np.ndarray, labels: Sequence[str], top: int, layout: str) -> list[dict[str, Any]]:
+def labeled(y: np.ndarray, labels: Sequence[str], top: int, layout: str) -> list[dict[str, Any]]:
     """Of one image's output: the `top` classes with score and probability, best first; of a map, with their share.
 
     The score is the network's own output. The probability is its softmax, unless the network has made it already; of
@@ -63,19 +63,19 @@ def labelled(y: np.ndarray, labels: Sequence[str], top: int, layout: str) -> lis
 
 
 def predictions(y: np.ndarray, labels: Sequence[str], top: int) -> list[Prediction]:
-    """`labelled` of one score a class, for Python."""
+    """`labeled` of one score a class, for Python."""
     nan = float("nan")
     return [
         Prediction(one["label"], one["probability"], one["class"], nan if one["score"] is None else one["score"])
-        for one in labelled(y, labels, top, "NHWC")
+        for one in labeled(y, labels, top, "NHWC")
     ]
 
 
 def label_map(y: np.ndarray, labels: Sequence[str]) -> LabelMap:
-    """`labelled` of a map (H, W, classes), for Python, with the map itself."""
+    """`labeled` of a map (H, W, classes), for Python, with the map itself."""
     shares = {
         one["class"] if one["label"] is None else one["label"]: one["share"]
-        for one in labelled(y, labels, y.shape[2], "NHWC")
+        for one in labeled(y, labels, y.shape[2], "NHWC")
     }
     kind = np.uint8 if y.shape[2] <= 256 else np.int64
     return LabelMap(np.argmax(y, axis=2).astype(kind), tuple(labels), shares)

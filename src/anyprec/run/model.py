@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyprec import _native
-from anyprec.bits import FLOAT, check_bits, parse_widths
 from anyprec.errors import InputError, UnsupportedBits
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
+from anyprec.widths import FLOAT, check_bits, parse_widths
 
 if TYPE_CHECKING:
     from anyprec.run.predict import Answer
@@ -66,6 +66,11 @@ def load(
 
 
 class PackedModel:
+    """An open model file: call it with images, at any of its widths. `anyprec.load` makes it.
+
+    Calls are safe from many threads; setting `bits` costs nothing and copies nothing.
+    """
+
     def __init__(
         self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW", check_finite: bool = True
     ) -> None:
@@ -73,7 +78,7 @@ class PackedModel:
         self.check_finite = check_finite
         self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
         self._used = threading.local()
-        # Who draws. The system's randomness, for a width that can be foreseen is no defence; `random.Random(seed)`
+        # Who draws. The system's randomness, for a width that can be foreseen is no defense; `random.Random(seed)`
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
         self._find_profiles()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anyprec.bits import FLOAT
 from anyprec.format.graph import INPUT, Graph, Op
 from anyprec.run import oracle_ops as ops
+from anyprec.widths import FLOAT
 
 F32 = np.float32
 

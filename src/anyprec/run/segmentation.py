@@ -1,8 +1,8 @@
 """Segmentation with a packed model: mean IoU over a test set, and masks of images as pictures. No torch.
 
 `measure_masks` is what `measure` of accuracy.py does for data with masks; `save_masks` writes, for one image and
-profile, the mask (a palette PNG whose pixels are class numbers) and the image under the mask's colours. Called by
-accuracy.py and cli_run.py; colours are for docs and pictures too.
+profile, the mask (a palette PNG whose pixels are class numbers) and the image under the mask's colors. Called by
+accuracy.py and cli_run.py; colors are for docs and pictures too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from anyprec.data import MaskData
 from anyprec.data.annotated import CAMVID_CLASSES
 from anyprec.data.confusion import Counts, confusion
-from anyprec.data.loader import normaliser
+from anyprec.data.loader import normalizer
 from anyprec.errors import InputError
 from anyprec.files import make_folder, written_whole
 from anyprec.progress import Progress
@@ -26,8 +26,8 @@ from anyprec.run.model import PackedModel
 
 Pixels = npt.NDArray[np.uint8]
 
-# The customary colours of CamVid's classes, in their order.
-CAMVID_COLOURS = (
+# The customary colors of CamVid's classes, in their order.
+CAMVID_COLORS = (
     (128, 128, 128), (128, 0, 0), (192, 192, 128), (128, 64, 128), (60, 40, 222), (128, 128, 0), (192, 128, 128),
     (64, 64, 128), (64, 0, 128), (64, 64, 0), (0, 128, 192),
 )  # fmt: skip
@@ -51,7 +51,7 @@ def measure_masks(
             for first in range(0, len(group), batch):
                 rows = group[first : first + batch]
                 images, masks = data.read(rows)
-                x = images if model.takes_uint8 else _normalised(data, images)
+                x = images if model.takes_uint8 else _normalized(data, images)
                 for profile in profiles:
                     if (profile, len(rows)) not in seen:
                         check_map(model, model(x, profile, layout="NHWC"), data)
@@ -65,8 +65,8 @@ def measure_masks(
     return counts, times
 
 
-def _normalised(data: MaskData, images: Pixels) -> npt.NDArray[np.float32]:
-    return normaliser(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images)
+def _normalized(data: MaskData, images: Pixels) -> npt.NDArray[np.float32]:
+    return normalizer(data.mean, data.std, (images.shape[1], images.shape[2], 3))(images)
 
 
 def check_map(model: PackedModel, y: object, data: MaskData) -> None:
@@ -82,14 +82,14 @@ def check_map(model: PackedModel, y: object, data: MaskData) -> None:
 # --- Pictures ---
 
 
-def colours(labels: Sequence[str], classes: int) -> Pixels:
+def colors(labels: Sequence[str], classes: int) -> Pixels:
     """(classes, 3): CamVid's own for its classes, else those of VOC."""
     if tuple(labels) == CAMVID_CLASSES:
-        return np.array(CAMVID_COLOURS, np.uint8)
-    return voc_colours(classes)
+        return np.array(CAMVID_COLORS, np.uint8)
+    return voc_colors(classes)
 
 
-def voc_colours(classes: int) -> Pixels:
+def voc_colors(classes: int) -> Pixels:
     """VOC's palette: bits 0, 3, 6 of a class are the highest bits of red, 1, 4, 7 of green, 2, 5, 8 of blue.
 
     Class 15 (person), 001 111 in groups of three: red 11 -> 192, green 1 -> 128, blue 1 -> 128.
@@ -103,7 +103,7 @@ def voc_colours(classes: int) -> Pixels:
 
 
 def overlaid(image: Pixels, mask: npt.NDArray[np.integer], palette: Pixels, share: float = 0.55) -> Pixels:
-    """The image (H, W, 3), or (H, W, 1), mixed with `share` of its mask's colours."""
+    """The image (H, W, 3), or (H, W, 1), mixed with `share` of its mask's colors."""
     return np.rint((1 - share) * image + share * palette[mask]).astype(np.uint8)  # (H, W, 3)
 
 

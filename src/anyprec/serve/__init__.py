@@ -1,6 +1,6 @@
-"""Serving a model file within a latency target, with the width as the knob. Never imports torch.
+"""Serving model files within a latency target, with the width as the knob. Never imports torch.
 
-latency.py (how long a batch takes) and queue.py (who waits) -> policy.py (which width, which batch) -> desk.py (the
-three together, without clock or threads) -> scheduler.py (engine threads around it), simulate.py (virtual time around
-it). On top: the HTTP server (server.py) and `anyprec simulate` (cli_simulate.py).
+scheduling/ (who runs next, at which width) <- models.py (files with their schedulers) <- http/ (requests and answers)
+<- connections/ (sockets, limits, the server process); monitoring/ (what happened); simulation/ (the same scheduling in
+virtual time); ray/ (replicas on a cluster).
 """

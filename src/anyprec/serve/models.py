@@ -24,11 +24,11 @@ from anyprec.format import INPUT, ModelFile
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
 from anyprec.run.model import PackedModel, load
-from anyprec.serve.cores import keep_to
-from anyprec.serve.logs import log
-from anyprec.serve.protocol import Signature, Tensor
-from anyprec.serve.queue import Limits
-from anyprec.serve.scheduler import Done, Outcome, Scheduler, call_each
+from anyprec.serve.connections.cores import keep_to
+from anyprec.serve.http.protocol import Signature, Tensor
+from anyprec.serve.monitoring.logs import log
+from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.scheduler import Done, Outcome, Scheduler, call_each
 
 VERSION = "1"  # the one version a model has: a replaced file takes its place, and URLs with a version keep working
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")

@@ -28,7 +28,7 @@ class AlexNet(nn.Module):
         num_classes: int,
         in_channels: int,
         *,
-        width: float = 1,
+        multiplier: float = 1,
         hidden: int = 1024,
         dropout: float = 0.5,
         size: int = 32,
@@ -38,7 +38,7 @@ class AlexNet(nn.Module):
             raise AnyprecError(f"size={size!r} is not an image side for this AlexNet; give a multiple of 8, such as 32")
         if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
             raise AnyprecError(f"hidden={hidden!r} is not a layer size; give a whole number of at least 1")
-        c = [scaled(n, width) for n in (64, 192, 384, 256, 256)]
+        c = [scaled(n, multiplier) for n in (64, 192, 384, 256, 256)]
         self.size = size
         self.conv0 = nn.Conv2d(in_channels, c[0], 5, padding=2, bias=False)  # 32
         self.norm0 = parts.norm(c[0])

@@ -21,7 +21,7 @@ class Cnn8(nn.Module):
         super().__init__()
         if isinstance(expand, bool) or not isinstance(expand, int) or not 1 <= expand <= 64:
             raise AnyprecError(
-                f"expand={expand!r} is not a width multiplier of CNN-8; give a whole number from 1 to 64"
+                f"expand={expand!r} is not a channel multiplier of CNN-8; give a whole number from 1 to 64"
             )
         e = expand
         self.conv0 = nn.Conv2d(in_channels, 6 * e, 5)  # 40 -> 36; the one with a bias, no norm follows it
@@ -43,7 +43,7 @@ class Cnn8(nn.Module):
         self.act5 = parts.act()
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.conv6 = parts.conv(16 * e, 64 * e, 5)  # 5 -> 1
-        self.act6 = parts.act(quantise=False)  # a float layer reads it: clipped, not rounded
+        self.act6 = parts.act(quantize=False)  # a float layer reads it: clipped, not rounded
         self.fc = nn.Linear(64 * e, num_classes)
         self.pool = nn.MaxPool2d(2)
 

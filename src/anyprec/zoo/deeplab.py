@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, CheckpointError
-from anyprec.train.switch import any_layers, widths_of
+from anyprec.nn.switching import any_layers, widths_of
 from anyprec.zoo.parts import Parts
 from anyprec.zoo.resnet import BasicBlock, Bottleneck, check_blocks, scaled
 from anyprec.zoo.weights import Source, load_exact, read_state_dict, spread_norms
@@ -42,7 +42,7 @@ class DeepLab(nn.Module):
         in_channels: int,
         *,
         blocks: Sequence[int] | None = None,
-        width: float = 1,
+        multiplier: float = 1,
         skip: str = "float",
         output_stride: int | None = None,
         rates: Sequence[int] | None = None,
@@ -50,7 +50,7 @@ class DeepLab(nn.Module):
     ) -> None:
         super().__init__()
         counts = check_blocks(self.default_blocks if blocks is None else blocks, len(self.channels))
-        channels = [scaled(c, width) for c in self.channels]
+        channels = [scaled(c, multiplier) for c in self.channels]
         stride = self.default_stride if output_stride is None else output_stride
         if stride not in (4, 8, 16, 32):
             raise AnyprecError(f"output_stride={stride!r} is not known; choose 4, 8, 16 or 32")

@@ -2,7 +2,7 @@
 
 The paper: binarised depth-wise convolutions may diverge, so group convolutions replace them. It does not give
 the size of a group; ours is 8 channels (`group_size`). Norm and activation stand before each convolution, so
-every quantised input lies in [0, 1] although bottleneck outputs are signed. Built by registry.build.
+every quantized input lies in [0, 1] although bottleneck outputs are signed. Built by registry.build.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ class InvertedBlock(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """`width` multiplies all channels, rounded to multiples of 8. group_size=1 is depth-wise again."""
+    """`multiplier` multiplies all channels, rounded to multiples of 8. group_size=1 is depth-wise again."""
 
     def __init__(
-        self, parts: Parts, num_classes: int, in_channels: int, *, width: float = 1, group_size: int = 8
+        self, parts: Parts, num_classes: int, in_channels: int, *, multiplier: float = 1, group_size: int = 8
     ) -> None:
         super().__init__()
         if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
             raise AnyprecError(f"group_size={group_size!r} is not a number of channels; choose 1, 2, 4 or 8")
-        before = of_eight(32, width)
+        before = of_eight(32, multiplier)
         self.conv0 = nn.Conv2d(in_channels, before, 3, padding=1, bias=False)
         self.blocks = nn.ModuleList()
         for expansion, channels, count, stride in STAGES:
             for i in range(count):
-                after = of_eight(channels, width)
+                after = of_eight(channels, multiplier)
                 self.blocks.append(InvertedBlock(parts, before, after, expansion, stride if i == 0 else 1, group_size))
                 before = after
-        last = max(1280, of_eight(1280, width))  # the original never narrows the last layer
+        last = max(1280, of_eight(1280, multiplier))  # the original never narrows the last layer
         self.norm0 = parts.norm(before)
         self.act0 = parts.act()
         self.conv1 = parts.conv(before, last, 1)
@@ -97,6 +97,6 @@ class MobileNetV2(nn.Module):
         return self.body(self.stem(x))
 
 
-def of_eight(channels: int, width: float) -> int:
-    """Channels under a width multiplier, to the nearest multiple of 8: 160 at 0.35 -> 56."""
-    return max(8, 8 * round(scaled(channels, width) / 8))
+def of_eight(channels: int, multiplier: float) -> int:
+    """Channels under a channel multiplier, to the nearest multiple of 8: 160 at 0.35 -> 56."""
+    return max(8, 8 * round(scaled(channels, multiplier) / 8))

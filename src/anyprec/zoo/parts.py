@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from torch import nn
 
-from anyprec.bits import FLOAT
-from anyprec.train.layers import AnyActivation, AnyConv2d, AnyLinear
-from anyprec.train.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchNorm
-from anyprec.train.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
+from anyprec.nn.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchNorm
+from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.widths import FLOAT
 
 # A norm's output has standard deviation gamma, and the activation behind it clips at 1. Started at 1, a third of the
 # positive half is cut off and learns nothing; at 0.5 the clip is two deviations out, and 8 bit starts close to float.
@@ -38,7 +38,7 @@ class Parts:
         act: ActQuantizer | None = None,
         **options: int,
     ) -> AnyConv2d:
-        """Reads an input that a shared activation has quantised already, unless it is given its own `act`."""
+        """Reads an input that a shared activation has quantized already, unless it is given its own `act`."""
         quantizer = make_quantizer(self.quantizer, self.widths, self.scale)
         return AnyConv2d(channels_in, channels_out, kernel, bias=False, quantizer=quantizer, act=act, **options)
 
@@ -54,9 +54,9 @@ class Parts:
     def norm1d(self, features: int) -> SwitchBatchNorm1d:
         return self._inside_the_clip(SwitchBatchNorm1d(features, self.widths))
 
-    def act(self, quantise: bool = True) -> AnyActivation:
+    def act(self, quantize: bool = True) -> AnyActivation:
         """The paper's activation: clip to [0, 1] and round; ReLU at 32 bits."""
-        return AnyActivation(quantise=quantise)
+        return AnyActivation(quantize=quantize)
 
     def _inside_the_clip(self, norm: Norm) -> Norm:
         for key, table in norm.tables.items():

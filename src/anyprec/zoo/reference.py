@@ -1,6 +1,6 @@
 """`from_reference`: a checkpoint of the paper's released code in, our model with the same outputs out.
 
-Three layouts: the CIFAR ResNet, CNN-8 and the ImageNet bottleneck ResNet. Widths, depth, width multiplier,
+Three layouts: the CIFAR ResNet, CNN-8 and the ImageNet bottleneck ResNet. Widths, depth, channel multiplier,
 classes and input channels are read off names and shapes; the quantizer is theirs, 'dorefa'. Called by users
 and by cli_import.py.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anyprec.bits import check_widths
 from anyprec.errors import CheckpointError, UnsupportedBits
+from anyprec.widths import check_widths
 from anyprec.zoo.registry import build
 from anyprec.zoo.weights import Source, load_exact, read_state_dict
 
@@ -114,14 +114,14 @@ def _cifar(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
             f"this CIFAR ResNet has skip convolutions in blocks {starts}; expected two, none in block 0"
         )
     blocks = (starts[0], starts[1] - starts[0], total - starts[1])
-    width = multiplier(shapes["conv0.weight"][0], 16)
+    times = multiplier(shapes["conv0.weight"][0], 16)
     renames = [(r"^layers\.", "blocks."), (r"\bskip_bn\.", "skip_norm."), _NORM]
-    if blocks == (3, 3, 3) and width == 5:
+    if blocks == (3, 3, 3) and times == 5:
         return "resnet20x5", {}, renames
     names = {(1, 1, 1): "resnet8", (3, 3, 3): "resnet20"}
     if blocks in names:
-        return names[blocks], {"width": width}, renames
-    return "resnet-cifar", {"blocks": blocks, "width": width}, renames
+        return names[blocks], {"multiplier": times}, renames
+    return "resnet-cifar", {"blocks": blocks, "multiplier": times}, renames
 
 
 def _cnn8(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
@@ -139,8 +139,8 @@ def _cnn8(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
 def _bottleneck(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
     blocks = tuple(len(indices(shapes, rf"layer{stage}\.(\d+)\.")) for stage in (1, 2, 3, 4))
     options: dict[str, Any] = {} if blocks == (3, 4, 6, 3) else {"blocks": blocks}
-    if (width := multiplier(shapes["conv1.weight"][0], 64)) != 1:
-        options["width"] = width
+    if (times := multiplier(shapes["conv1.weight"][0], 64)) != 1:
+        options["multiplier"] = times
     # Our blocks are counted through: layer2.1 of (3, 4, 6, 3) is blocks.4.
     renames = [
         (rf"^layer{stage + 1}\.{i}\.", f"blocks.{sum(blocks[:stage]) + i}.")

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from anyprec.bits import DEFAULT_WIDTHS, check_widths
 from anyprec.errors import AnyprecError
-from anyprec.train.switch import any_layers, link_norms, set_bits
+from anyprec.nn.switching import any_layers, link_norms, set_bits
+from anyprec.widths import DEFAULT_WIDTHS, check_widths
 from anyprec.zoo.alexnet import AlexNet
 from anyprec.zoo.cnn8 import Cnn8
 from anyprec.zoo.deeplab import DeepLabResNet18, DeepLabResNet50, DeepLabSmall
@@ -58,10 +58,10 @@ ZOO: dict[str, Entry] = {
     ),
     "resnet20x5": Entry(
         CifarResNet, "the paper's ResNet-20: five times as wide", _CIFAR, "Cifar-10 Resnet-20",
-        {"blocks": (3, 3, 3), "width": 5},
+        {"blocks": (3, 3, 3), "multiplier": 5},
     ),
     "resnet-cifar": Entry(CifarResNet, "pre-activation CIFAR ResNet of any depth (option blocks)", _CIFAR),
-    "alexnet": Entry(AlexNet, "AlexNet for 32x32 images, batch-normalised", _CIFAR, "Cifar-10 AlexNet"),
+    "alexnet": Entry(AlexNet, "AlexNet for 32x32 images, batch-normalized", _CIFAR, "Cifar-10 AlexNet"),
     "mobilenetv2": Entry(
         MobileNetV2, "pre-activation MobileNetV2, group for depth-wise convolutions", _CIFAR,
         "Cifar-10 MobileNetV2",

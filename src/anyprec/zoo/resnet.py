@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
-from anyprec.train.norms import BatchNorm2d
+from anyprec.nn.norms import BatchNorm2d
 from anyprec.zoo.parts import Parts
 
 
-def scaled(channels: int, width: float) -> int:
-    """Channels under a width multiplier: 16 at 0.25 -> 4."""
-    if isinstance(width, bool) or not isinstance(width, (int, float)) or not 0 < width <= 64:
-        raise AnyprecError(f"width={width!r} is not a width multiplier; give a number above 0, at most 64")
-    return max(1, round(channels * width))
+def scaled(channels: int, multiplier: float) -> int:
+    """Channels under a multiplier: 16 at 0.25 -> 4."""
+    if isinstance(multiplier, bool) or not isinstance(multiplier, (int, float)) or not 0 < multiplier <= 64:
+        raise AnyprecError(f"multiplier={multiplier!r} is not a channel multiplier; give a number above 0, at most 64")
+    return max(1, round(channels * multiplier))
 
 
 def check_blocks(blocks: Sequence[int], stages: int) -> tuple[int, ...]:
@@ -38,18 +38,18 @@ def check_blocks(blocks: Sequence[int], stages: int) -> tuple[int, ...]:
 class Block(nn.Module):
     """What both blocks share: the skip. `raw` is the ImageNet nets' skip (raw input, switched norm).
 
-    A quantised skip always reads the activated input, since the raw one has neither sign nor range.
+    A quantized skip always reads the activated input, since the raw one has neither sign nor range.
     """
 
     def make_skip(self, parts: Parts, channels: tuple[int, int], stride: int, skip: str, raw: bool) -> None:
-        if skip not in ("float", "quantised"):
-            raise AnyprecError(f"skip={skip!r} is not known; choose 'float' or 'quantised'")
+        if skip not in ("float", "quantized"):
+            raise AnyprecError(f"skip={skip!r} is not known; choose 'float' or 'quantized'")
         self.raw = raw and skip == "float"
         self.skip_conv: nn.Module | None = None
         self.skip_norm: nn.Module | None = None
         if stride == 1 and channels[0] == channels[1]:
             return
-        if skip == "quantised":
+        if skip == "quantized":
             self.skip_conv = parts.conv(*channels, 1, stride=stride)
         else:
             self.skip_conv = nn.Conv2d(*channels, 1, stride=stride, bias=False)
@@ -73,7 +73,7 @@ class BasicBlock(Block):
     ) -> None:
         super().__init__()
         # Where a plain norm in the skip serves all widths, they have to reach it at about one scale.
-        self.norm0 = parts.norm(channels_in, clipped=raw or skip == "quantised")
+        self.norm0 = parts.norm(channels_in, clipped=raw or skip == "quantized")
         self.act0 = parts.act()
         self.conv0 = parts.conv(channels_in, channels, 3, stride=stride, padding=dilation, dilation=dilation)
         self.norm1 = parts.norm(channels)
@@ -115,7 +115,7 @@ class Bottleneck(Block):
 
 
 class CifarResNet(nn.Module):
-    """16, 32, 64 channels (times `width`) at full, half and quarter size; blocks (3, 3, 3) is ResNet-20.
+    """16, 32, 64 channels (times `multiplier`) at full, half and quarter size; blocks (3, 3, 3) is ResNet-20.
 
     Works on any image of at least 4x4, 8x8x1 digits among them.
     """
@@ -127,11 +127,11 @@ class CifarResNet(nn.Module):
         in_channels: int,
         *,
         blocks: Sequence[int] = (3, 3, 3),
-        width: float = 1,
+        multiplier: float = 1,
         skip: str = "float",
     ) -> None:
         super().__init__()
-        channels = [scaled(c, width) for c in (16, 32, 64)]
+        channels = [scaled(c, multiplier) for c in (16, 32, 64)]
         self.conv0 = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
         self.blocks = nn.ModuleList()
         before = channels[0]
@@ -156,7 +156,7 @@ class CifarResNet(nn.Module):
 
 
 class ImageNetResNet(nn.Module):
-    """64, 128, 256, 512 channels (times `width` and the block's expansion) after a 7x7 stem and max-pool."""
+    """64, 128, 256, 512 channels (times `multiplier` and the block's expansion) after a 7x7 stem and max-pool."""
 
     block: type[BasicBlock] | type[Bottleneck]
     default_blocks: tuple[int, ...]
@@ -168,12 +168,12 @@ class ImageNetResNet(nn.Module):
         in_channels: int,
         *,
         blocks: Sequence[int] | None = None,
-        width: float = 1,
+        multiplier: float = 1,
         skip: str = "float",
     ) -> None:
         super().__init__()
         counts = check_blocks(self.default_blocks if blocks is None else blocks, 4)
-        channels = [scaled(c, width) for c in (64, 128, 256, 512)]
+        channels = [scaled(c, multiplier) for c in (64, 128, 256, 512)]
         self.conv0 = nn.Conv2d(in_channels, channels[0], 7, stride=2, padding=3, bias=False)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.blocks = nn.ModuleList()

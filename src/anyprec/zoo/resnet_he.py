@@ -1,7 +1,7 @@
 """The textbook CIFAR ResNet (He et al., 2015, section 4.2): post-activation, shortcuts of option A.
 
 It takes published float weights (`load_float` in weights.py) and then gives exactly their outputs at 32 bits.
-Its activations do not lie in [0, 1]: each convolution quantises its own input in a range that is calibrated
+Its activations do not lie in [0, 1]: each convolution quantizes its own input in a range that is calibrated
 from data per width, then learned. Module names are those of the published files. Built by registry.build.
 """
 
@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
-from anyprec.train.layers import AnyConv2d
-from anyprec.train.quantizers import ActQuantizer
+from anyprec.nn.layers import AnyConv2d
+from anyprec.nn.quantizers import ActQuantizer
 from anyprec.zoo.parts import Parts
 
 
 class HeBlock(nn.Module):
-    """conv, norm, ReLU, conv, norm, plus the shortcut, ReLU. The shortcut carries the unquantised input."""
+    """conv, norm, ReLU, conv, norm, plus the shortcut, ReLU. The shortcut carries the unquantized input."""
 
     def __init__(self, parts: Parts, channels_in: int, channels: int, stride: int, clip: str) -> None:
         super().__init__()

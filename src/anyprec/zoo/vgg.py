@@ -26,7 +26,7 @@ WHITENING_FLOOR = 5e-4  # added to the variances: components that are all noise 
 
 
 class VggBlock(nn.Module):
-    """Two 3x3 convolutions, the first followed by a max-pool. Each reads a quantised input."""
+    """Two 3x3 convolutions, the first followed by a max-pool. Each reads a quantized input."""
 
     def __init__(self, parts: Parts, channels_in: int, channels: int) -> None:
         super().__init__()

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import CheckpointError
-from anyprec.train.norms import SwitchNorm
-from anyprec.train.switch import any_layers, widths_of
+from anyprec.nn.norms import SwitchNorm
+from anyprec.nn.switching import any_layers, widths_of
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
 

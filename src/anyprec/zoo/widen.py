@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from anyprec.bits import FLOAT
 from anyprec.errors import CheckpointError
-from anyprec.train.layers import AnyLayer
-from anyprec.train.switch import any_layers
+from anyprec.nn.layers import AnyLayer
+from anyprec.nn.switching import any_layers
+from anyprec.widths import FLOAT
 from anyprec.zoo.resnet import CifarResNet, ImageNetResNet
 
 NOISE = 0.1  # of a layer's standard deviation
@@ -36,7 +36,7 @@ def widen(model: nn.Module, narrow: Mapping[str, Tensor], where: str, noise: flo
     times = widening(model, narrow)
     layers = any_layers(model)
     if times < 1:
-        raise CheckpointError(f"{where} is no narrower by a whole factor: choose a width that is a multiple of its own")
+        raise CheckpointError(f"{where} is no narrower by a whole factor; choose a multiple of its multiplier")
     if any(str(FLOAT) in getattr(norm, "tables", {}) for norm in model.modules()):
         # The float weight is the one the codes are made of: it cannot be divided and keep them.
         raise CheckpointError(f"{where} can be widened for integer widths alone; set widths without {FLOAT}")

@@ -1,0 +1,257 @@
+"""The rivals: ONNX Runtime, OpenVINO and PyTorch, given the float twin of a model (twin.py), each at its best.
+
+`prepare` writes the twin and quantizes it with the rival's own tools: static, 8-bit weights per channel, a few made-up
+images to calibrate (speed does not depend on them). `open_rival` loads one and gives a function that runs it once. Both
+are called in processes of their own (contestant.py). Rivals are imported by name: none is needed by anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyprec.format.graph import INPUT
+
+TWIN = "twin"  # `prepare`: the float network itself
+BATCH = "N"  # the free dimension of a twin: every engine fixes it when it loads
+
+Runner = Callable[[], Any]
+
+# rival -> what it needs to be installed besides itself. The twin is written, and PyTorch reads it, by onnx.
+NEEDS = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx"), "torch": ("torch", "onnx")}
+TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch"}
+VARIANTS = {"onnxruntime": ("fp32", "int8"), "openvino": ("fp32", "int8"), "torch": ("fp32",)}
+CALIBRATION = 4  # images
+
+# What holds a rival to an instruction set of ours. ONNX Runtime asks the CPU itself and has no such switch.
+ISA_SWITCHES: dict[str, dict[str, dict[str, str]]] = {
+    "avx2": {
+        "openvino": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+        "torch": {
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        },
+    }
+}
+
+
+def missing(rival: str) -> list[str]:
+    """The packages this rival still needs."""
+    return [package for package in NEEDS[rival] if not has(package)]
+
+
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def versions(rivals: list[str]) -> dict[str, str]:
+    found = {}
+    for package in [*rivals, *(["nncf"] if "openvino" in rivals else [])]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def int8_makers(rivals: Sequence[str]) -> dict[str, str]:
+    """Rival -> whose tools make its int8. OpenVINO reads that of ONNX Runtime too, where NNCF is not installed."""
+    makers = {}
+    for rival in rivals:
+        if "int8" in VARIANTS[rival]:
+            makers[rival] = rival if rival != "openvino" or has("nncf") or not has("onnxruntime") else "onnxruntime"
+    return makers
+
+
+def prepare(what: str, model: str, folder: str, size: tuple[int, int], onnx: str | None = None) -> None:
+    """Writes one file to `folder`, unless it is there: the twin of `model` (or the float network `onnx`), or its int8
+    form, made by the tools of `what`.
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    float_model = place / "twin.onnx"
+    if what == TWIN:
+        if not float_model.exists():
+            new = place / "new.onnx"
+            importlib.import_module("onnx").save(given_network(onnx, size) if onnx else twin_of(model, size), new)
+            os.replace(new, float_model)  # so that what has the name is complete
+        return
+    name, quantize = INT8[what]
+    if not (place / name).exists():
+        images = [made_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
+        quantize(float_model, place / f"new-{name}", images)
+        for made in sorted(place.glob(f"new-{Path(name).stem}.*")):  # the .bin of OpenVINO before its .xml
+            os.replace(made, place / made.name.removeprefix("new-"))
+
+
+def twin_of(model: str, size: tuple[int, int]) -> Any:
+    from anyprec.bench.twin import graph_to_onnx
+    from anyprec.format.file import read
+
+    return graph_to_onnx(read(model), size)
+
+
+def given_network(path: str, size: tuple[int, int]) -> Any:
+    """A user's ONNX model, its one input named and shaped as a twin's."""
+    onnx = importlib.import_module("onnx")
+    model = onnx.load(path)
+    constants = {c.name for c in model.graph.initializer}
+    (given,) = (value for value in model.graph.input if value.name not in constants)
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == given.name:
+                node.input[i] = INPUT
+    given.name = INPUT
+    dims = given.type.tensor_type.shape.dim
+    dims[0].dim_param = BATCH
+    dims[2].dim_value, dims[3].dim_value = size
+    del model.graph.value_info[:]  # sizes for the batch it was exported with
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def quantize_onnxruntime(source: Path, target: Path, images: list[np.ndarray]) -> None:
+    quantization = importlib.import_module("onnxruntime.quantization")
+
+    class Images(quantization.CalibrationDataReader):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            self.rest = iter(images)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            image = next(self.rest, None)
+            return None if image is None else {INPUT: image}
+
+    quantization.quantize_static(
+        str(source),
+        str(target),
+        Images(),
+        quant_format=quantization.QuantFormat.QDQ,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        per_channel=True,
+    )
+
+
+def quantize_openvino(source: Path, target: Path, images: list[np.ndarray]) -> None:
+    ov, nncf = importlib.import_module("openvino"), importlib.import_module("nncf")
+    model = ov.Core().read_model(str(source))
+    model.reshape([1, *input_shape(source)])
+    # MIXED lets activations be unsigned and uneven: a little faster than the default where both differ.
+    done = nncf.quantize(model, nncf.Dataset(images), preset=nncf.QuantizationPreset.MIXED, subset_size=len(images))
+    ov.save_model(done, str(target))
+
+
+# rival -> the file of its int8, and what makes it
+INT8: dict[str, tuple[str, Callable[[Path, Path, list[np.ndarray]], None]]] = {
+    "onnxruntime": ("onnxruntime-int8.onnx", quantize_onnxruntime),
+    "openvino": ("openvino-int8.xml", quantize_openvino),
+}
+
+
+def model_file(folder: str, rival: str, variant: str) -> Path:
+    if variant == "fp32":
+        return Path(folder) / "twin.onnx"
+    own = Path(folder) / "openvino-int8.xml"
+    return own if rival == "openvino" and own.exists() else Path(folder) / "onnxruntime-int8.onnx"
+
+
+def disk_bytes(folder: str, rival: str, variant: str) -> int:
+    path = model_file(folder, rival, variant)
+    weights = path.with_suffix(".bin")
+    return path.stat().st_size + (weights.stat().st_size if path.suffix == ".xml" else 0)
+
+
+def input_shape(path: Path) -> list[int]:
+    """C, H, W of the twin."""
+    model = importlib.import_module("onnx").load(str(path))
+    return [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:]]
+
+
+def made_images(batch: int, channels: int, size: tuple[int, int], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, channels, *size)).astype(np.float32)
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+def open_rival(rival: str, variant: str, folder: str, x: np.ndarray, threads: int) -> Runner:
+    """x: (N, C, H, W) float32. The function returned runs x once and gives the first output."""
+    opened: Runner = OPEN[rival](model_file(folder, rival, variant), x, threads)
+    return opened
+
+
+def open_onnxruntime(path: Path, x: np.ndarray, threads: int) -> Runner:
+    ort = importlib.import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.add_free_dimension_override_by_name(BATCH, len(x))
+    # Its threads spin during a run, as always, but not after it: that would slow down whoever is next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {INPUT: x})[0]
+
+
+def open_openvino(path: Path, x: np.ndarray, threads: int) -> Runner:
+    ov = importlib.import_module("openvino")
+    core = ov.Core()
+    model = core.read_model(str(path))
+    model.reshape(list(x.shape))
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",  # no bfloat16 behind the back of "fp32"
+        "ENABLE_CPU_PINNING": False,  # nobody else here is tied to a core
+    }
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    request.set_input_tensor(ov.Tensor(x))
+
+    def run() -> Any:
+        request.infer()
+        return request.get_output_tensor(0).data
+
+    return run
+
+
+def open_torch(path: Path, x: np.ndarray, threads: int) -> Runner:
+    """The twin's nodes as torch functions, eager, channels_last."""
+    torch, onnx = importlib.import_module("torch"), importlib.import_module("onnx")
+    from anyprec.bench.rival_torch import functions
+
+    torch.set_num_threads(threads)
+    model = onnx.load(str(path)).graph
+    values = {c.name: torch.from_numpy(onnx.numpy_helper.to_array(c).copy()) for c in model.initializer}
+    for name, value in values.items():
+        if value.ndim == 4:
+            values[name] = value.contiguous(memory_format=torch.channels_last)
+    steps = functions(torch, model.node, values)
+    image = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
+    output = model.output[0].name
+
+    def run() -> Any:
+        with torch.inference_mode():
+            made = {**values, INPUT: image}
+            for target, inputs, function in steps:
+                made[target] = function(*(made[name] for name in inputs))
+            return made[output].numpy()
+
+    return run
+
+
+OPEN: dict[str, Callable[[Path, np.ndarray, int], Runner]] = {
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+    "torch": open_torch,
+}

@@ -1,0 +1,8 @@
+"""The command `anyprec VERB ...`: main.py finds the verb; each verb is one file here, with its options and its output.
+
+A verb's file imports at its top only what is quick to import, never torch: `anyprec VERB --help` is answered at once.
+"""
+
+from anyprec.cli.dispatch import main
+
+__all__ = ["main"]

@@ -1,0 +1,146 @@
+"""`anyprec bench MODEL`: latency, bytes and memory at each width, beside ONNX Runtime, OpenVINO and PyTorch.
+
+A table, --json or a picture of what bench.py measures. Called by anyprec.cli.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import groupby
+
+from anyprec.arguments import duration, whole
+from anyprec.bench.race import Bench, Failure, Row, Wish, bench
+from anyprec.bench.rivals import ISA_SWITCHES, TITLES
+from anyprec.bench.timing import TIMEOUT_S
+from anyprec.errors import AnyprecError, MissingExtra
+from anyprec.models.catalog import find
+from anyprec.progress import Progress
+from anyprec.widths import parse_widths
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`")
+    parser.add_argument("--bits", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
+    parser.add_argument("--profile", action="append", default=[], metavar="NAME", help="also this mixed profile")
+    parser.add_argument("--batch", default="1", metavar="N,N", help="images a call (default: 1)")
+    parser.add_argument("--threads", default="1", metavar="N,N", help="threads a call (default: 1)")
+    parser.add_argument(
+        "--rivals", default=",".join(TITLES), metavar="A,B", help=f"of {', '.join(TITLES)}; or none (default: all)"
+    )
+    parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
+    parser.add_argument("--rounds", type=whole(1, 1_000_000), default=30, help="turns of each contestant (default: 30)")
+    parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
+    parser.add_argument("--onnx", metavar="FILE", help="the rivals' float network (default: made from the model)")
+    parser.add_argument(
+        "--timeout", type=duration, default=TIMEOUT_S, metavar="TIME",
+        help="give a rival up that does not answer for so long (default: 5m)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--picture", metavar="FILE.png", help="also draw accuracy, or bits, against latency")
+
+
+def run(args: argparse.Namespace) -> int:
+    wish = Wish(
+        model=str(find(args.model)),
+        profiles=(*(str(bits) for bits in (parse_widths(args.bits) if args.bits else ())), *args.profile),
+        batches=counts(args.batch, "--batch"),
+        threads=counts(args.threads, "--threads"),
+        rivals=rival_names(args.rivals),
+        size=args.size,
+        rounds=args.rounds,
+        isa=args.isa,
+        onnx=args.onnx,
+        timeout_s=args.timeout,
+    )
+    if args.picture:
+        check_picture(args.picture)
+    with Progress("bench", total=wish.rounds * len(wish.batches) * len(wish.threads), unit="round") as progress:
+        done = bench(wish, progress.update)
+    print(json.dumps(done.record(), indent=2) if args.json else table(done))
+    if args.picture:
+        from anyprec.bench.plot import draw
+
+        draw(done, args.picture)
+    if done.failures:
+        print(f"anyprec: error: {failure_line(done.failures, wish.rivals)}", file=sys.stderr)
+    return 1 if done.failures else 0
+
+
+def failure_line(failures: list[Failure], asked: tuple[str, ...]) -> str:
+    """Who failed, once each, whatever the number of races; how to go without them."""
+    names = {failure.title: failure.reason for failure in failures}
+    told = "; ".join(f"{title} {reason}" for title, reason in names.items())
+    rest = [name for name in asked if name not in {failure.engine for failure in failures}]
+    return f"the comparison is incomplete: {told}; leave it out with --rivals {','.join(rest) or 'none'}"
+
+
+def counts(text: str, option: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 4096 for part in parts):
+        raise AnyprecError(f"{option} {text!r} is not a list of numbers from 1 to 4096; write for example 1,8")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def at_least_one(number: int, option: str) -> int:
+    if number < 1:
+        raise AnyprecError(f"{option} {number} is too few; give 1 or more")
+    return number
+
+
+def rival_names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if names == ("none",):
+        return ()
+    unknown = [name for name in names if name not in TITLES]
+    if unknown:
+        raise AnyprecError(f"--rivals: {unknown[0]!r} is not known; choose from {', '.join(TITLES)}, or none")
+    return names
+
+
+def check_picture(path: str) -> None:
+    """Before minutes of timing, not after them."""
+    import importlib.util
+    from pathlib import Path
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtra("--picture needs Matplotlib: pip install 'anyprec[report]'")
+    if Path(path).suffix not in (".png", ".svg", ".pdf") or not Path(path).absolute().parent.is_dir():
+        raise AnyprecError(f"--picture {path}: give a file .png, .svg or .pdf in a folder that is there")
+
+
+def table(done: Bench) -> str:
+    at = done.machine
+    lines = [
+        f"{done.model}, {done.size[0]} x {done.size[1]}; median of {at['rounds']} rounds, everyone in turn",
+        f"{at['cpu']}, {at['cores']} cores, {at['isa']}; "
+        + ", ".join(f"{name} {version}" for name, version in at["versions"].items()),
+    ]
+    for (batch, threads), rows in groupby(done.rows, key=lambda row: (row.batch, row.threads)):
+        lines += ["", *race_table(list(rows), batch, threads)]
+        for failure in done.failures:
+            if (failure.batch, failure.threads) == (batch, threads):
+                lines.append(f"{failure.title:<22} {failure.reason}")
+        if best := done.best_int8(batch, threads):
+            lines.append(f"x int8 compares with {best}")
+    if not all(row.limited for row in done.rows):
+        lines.append(f"* cannot be held to {at['isa']}: it asks the CPU itself; left out of the comparison")
+    lines += [f"note: {note}" for note in done.notes]
+    return "\n".join(lines)
+
+
+def race_table(rows: list[Row], batch: int, threads: int) -> list[str]:
+    head = f"batch {batch}, {threads} thread{'s' * (threads > 1)}"
+    lines = [f"{head:<22}{'p50 ms':>9}{'p10':>9}{'p90':>9}{'images/s':>10}{'x int8':>8}{'disk MB':>9}{'memory MB':>11}"]
+    known = any(row.accuracy is not None for row in rows)
+    lines[0] += f"{'accuracy':>10}" if known else ""
+    for row in rows:
+        speedup = "" if row.speedup is None else f"{row.speedup:.2f}"
+        memory = "" if row.resident_bytes is None else f"{row.resident_bytes / 1e6:.0f}"
+        accuracy = "" if row.accuracy is None else f"{row.accuracy:>10.2f}"
+        lines.append(
+            f"{row.title + ('' if row.limited else ' *'):<22}{row.p50_ms:>9.3f}{row.p10_ms:>9.3f}{row.p90_ms:>9.3f}"
+            f"{row.images_per_s:>10.1f}{speedup:>8}{row.disk_bytes / 1e6:>9.2f}{memory:>11}{accuracy}"
+        )
+    return lines

@@ -1,0 +1,199 @@
+"""`anyprec serve net.apm --slo 50ms`: serve model files over HTTP within a latency target. Called by anyprec.cli.
+
+Reads the options, loads and measures the models, and hands over to server.py. docs/serve.md describes it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from anyprec.arguments import delay, duration, positive, size, whole
+from anyprec.errors import AnyprecError, ServeError
+from anyprec.run.model import LAYOUTS
+from anyprec.serve.connections.connection import Patience
+from anyprec.serve.connections.cores import Cores, keep_to, split_cores
+from anyprec.serve.connections.server import Ending, Server, Tls, address_of, is_local, listen, listen_unix
+from anyprec.serve.connections.server import run as run_server
+from anyprec.serve.connections.table import Network, network_of
+from anyprec.serve.http.app import Bounds, make_app
+from anyprec.serve.http.keys import Keys, is_readable_by_all, read_keys
+from anyprec.serve.models import Models, Settings, named_paths
+from anyprec.serve.monitoring.logs import LEVELS, log, set_up
+from anyprec.serve.scheduling.queue import Limits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", nargs="+", metavar="MODEL", help="a model file (.apm), a name of `anyprec models`, or NAME=FILE"
+    )
+    parser.add_argument("--slo", type=duration, default=0.05, help="the latency target, such as 50ms (the default)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="port (default: 8000; 0: any free one)")
+    how = parser.add_argument_group("how it runs")
+    how.add_argument("--policy", choices=("adaptive", "accuracy"), default="adaptive", help="default: adaptive")
+    how.add_argument("--bits", help="hold this width (or mixed profile) instead of adapting it")
+    how.add_argument("--threads", type=whole(1, 1024), default=1, help="threads of one call (default: 1)")
+    how.add_argument("--engines", type=whole(1, 1024), default=1, help="batches that run side by side (default: 1)")
+    how.add_argument("--pin", action="store_true", help="a core for HTTP alone: a server that has its cores to itself")
+    how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
+    how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
+    how.add_argument("--warm-up", type=duration, default=3.0, help="time to measure a model in (default: 3s)")
+    how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-batch", type=whole(1, 65536), default=Limits().max_batch, help="images a batch, and a request"
+    )
+    limits.add_argument("--max-queue", type=positive, default=Limits().max_queue, help="images that wait")
+    limits.add_argument("--max-body", type=size, default=Bounds().body, help="bytes of a request (default: 16MiB)")
+    limits.add_argument("--max-json", type=size, default=Bounds().json, help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument(
+        "--max-answer-json", type=size, default=Bounds().answer_json, help="bytes of an answer in JSON (default: 64MiB)"
+    )
+    limits.add_argument("--max-held", type=size, default=Bounds().held, help="bytes of all requests (default: 512MiB)")
+    limits.add_argument("--max-connections", type=positive, default=Patience().connections, help="default: 1024")
+    limits.add_argument("--max-connections-per-address", type=positive, help="of them (default: half)")
+    limits.add_argument("--max-pixels", type=positive, default=Settings().max_pixels, help="of a tensor of free size")
+    limits.add_argument("--max-image-pixels", type=positive, default=Bounds().image_pixels, help="of a posted file")
+    limits.add_argument(
+        "--image-timeout", type=duration, default=Bounds().image_s, help="to decode a posted file (default: 5s)"
+    )
+    limits.add_argument("--header-timeout", type=duration, default=Patience().header_s, help="default: 10s")
+    limits.add_argument("--body-timeout", type=duration, default=Patience().body_s, help="default: 30s")
+    limits.add_argument("--write-timeout", type=duration, default=Patience().write_s, help="default: 30s")
+    safety = parser.add_argument_group("who may call")
+    safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
+    safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
+    safety.add_argument("--control-socket", metavar="PATH", help="a Unix socket for control, open to its owner alone")
+    safety.add_argument(
+        "--local-control", action="store_true", help="control without a key, from this machine; not behind a proxy"
+    )
+    safety.add_argument(
+        "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
+        help="a proxy (or network of them): no limit per address, and its X-Forwarded-For names the client",
+    )  # fmt: skip
+    safety.add_argument("--tls-cert", metavar="FILE", help="PEM certificate chain: serve https")
+    safety.add_argument("--tls-key", metavar="FILE", help="its key, where it is not in the same file")
+    logs = parser.add_argument_group("logs and the end")
+    logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
+    logs.add_argument("--log-level", choices=tuple(LEVELS), default="info")
+    logs.add_argument("--log-requests", action="store_true", help="a line for every request")
+    logs.add_argument("--drain-delay", type=delay, default=0.0, help="serve on, as not ready, for so long")
+    logs.add_argument("--drain-timeout", type=delay, default=30.0, help="wait for answers so long (default: 30s)")
+
+
+def network(text: str) -> Network:
+    try:
+        return network_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write for example 127.0.0.1 or 10.0.0.0/8") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up(args.log, args.log_level)
+    if args.tls_key and not args.tls_cert:
+        raise ServeError("--tls-key goes with --tls-cert; give both")
+    paths = named_paths(args.models)
+    keys = read_keys(args.api_key_file, args.control_key_file)
+    cores = split_cores() if args.pin else Cores()
+    listener = listen(args.host, args.port)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listener)]
+        check_control(args, keys, is_local(listener))
+        if args.control_socket:
+            listeners.append(stack.enter_context(listen_unix(args.control_socket)))
+        server = build(args, paths, keys, cores)
+        models = server.app.models
+        address = address_of(listener, bool(args.tls_cert))
+        warn(args, keys, address, is_local(listener))
+        stack.callback(server.app.readers.close)
+        server.app.readers.start()  # they come up while the models are opened
+        models.load_all()
+        if not args.no_watch:
+            models.watch()
+        server.on_ready = lambda: announce(models, address)
+        keep_to(cores.http)
+        return run_server(server, *listeners)
+
+
+def check_control(args: argparse.Namespace, keys: Keys, local: bool) -> None:
+    """--local-control goes by where a request seems to come from, which is the same for all clients of a proxy."""
+    why = None
+    if args.local_control and not local:
+        why = f"--host {args.host} lets other machines in"
+    elif args.local_control and (keys.api or keys.control):
+        why = "there are keys, and control then needs one"
+    elif args.local_control and args.trusted_proxy:
+        why = "behind --trusted-proxy everybody seems to be on this machine"
+    if why:
+        raise ServeError(f"--local-control cannot be: {why}; give --control-key-file or --control-socket instead")
+
+
+def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Cores) -> Server:
+    settings = Settings(
+        slo_s=args.slo,
+        policy="fixed" if args.bits else args.policy,
+        bits=int(args.bits) if args.bits and args.bits.isdigit() else args.bits,
+        layout=args.layout,
+        threads=args.threads,
+        engine_threads=args.engines,
+        cores=cores.engines,
+        limits=Limits(max_batch=args.max_batch, max_queue=args.max_queue),
+        max_pixels=args.max_pixels,
+        memory_budget=args.memory_budget,
+        warm_up_s=args.warm_up,
+    )
+    bounds = Bounds(
+        body=args.max_body,
+        json=args.max_json,
+        held=args.max_held,
+        image_pixels=args.max_image_pixels,
+        image_s=args.image_timeout,
+        answer_json=args.max_answer_json,
+    )
+    patience = Patience(
+        header_s=args.header_timeout,
+        body_s=args.body_timeout,
+        write_s=args.write_timeout,
+        connections=args.max_connections,
+        per_address=args.max_connections_per_address,
+        message_bytes=4 * args.max_body + (1 << 20),
+    )
+    app = make_app(paths, settings, keys=keys, bounds=bounds, local=args.local_control, log_requests=args.log_requests)
+
+    def read_anew() -> None:
+        try:
+            app.keys = app.keys.again()
+        except AnyprecError as error:
+            log.error("keys not read anew, the old ones stay", error=str(error))
+        app.models.check(at_once=True)
+        log.info("read anew after SIGHUP", api_keys=len(app.keys.api), control_keys=len(app.keys.control))
+
+    tls = Tls(args.tls_cert, args.tls_key) if args.tls_cert else None
+    ending = Ending(args.drain_delay, args.drain_timeout)
+    return Server(app, patience, ending, tls, read_anew, trusted=tuple(args.trusted_proxy))
+
+
+def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> None:
+    if not local and not keys.api:
+        log.warning("everybody who can reach this address can use the server; --api-key-file asks for keys", at=address)
+    if not local and not args.tls_cert:
+        log.warning("keys and images cross the network unencrypted; --tls-cert and --tls-key encrypt", at=address)
+    ways = {"key": keys.control, "socket": args.control_socket, "this machine, without a key": args.local_control}
+    log.info("control", by=", ".join(way for way, is_open in ways.items() if is_open) or "nobody")
+    for path in (args.api_key_file, args.control_key_file):
+        if path and is_readable_by_all(path):
+            log.warning("everybody on this machine can read the key file; chmod 600 it", file=path)
+
+
+def announce(models: Models, address: str) -> None:
+    """One line for people on stdout, once requests are answered; the log has the rest."""
+    slo_ms = 1e3 * models.settings.slo_s
+    for served in models:
+        assert served.now is not None
+        log.info(
+            "model", name=served.name, path=served.path, bits=",".join(served.now.signature.profiles),
+            isa=served.now.model.isa,
+        )  # fmt: skip
+    names = ", ".join(served.name for served in models)
+    print(f"serving {names} on {address}, target {slo_ms:g} ms; Ctrl-C ends", flush=True)

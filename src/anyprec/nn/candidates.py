@@ -1,0 +1,213 @@
+"""Looking over a network before it is converted: which modules run, in which order, and which can change.
+
+An untouched `nn.Module` comes in; `Trace` (one run on the example) and `Plan` (layers, norms, and the reason
+for every module left alone) go out. Called by convert.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from anyprec.errors import NothingConverted, UnknownLayer
+from anyprec.nn.layers import ANY_LAYERS, own_method
+from anyprec.nn.observe import Call, move, run, undisturbed
+
+RMS_NORM: tuple[type[nn.Module], ...] = (nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()  # from torch 2.4 on
+NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, *RMS_NORM)
+TORCH_QUANTIZED = ("torch.ao.nn.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
+
+
+def kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """The torch layer a module is, or derives from, if an any-layer stands for it."""
+    return next((kind for kind in ANY_LAYERS if isinstance(module, kind)), None)
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin)
+
+
+class Trace:
+    """One run of the network on the example: the modules called, in order, and the output."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.names = {module: name for name, module in model.named_modules()}
+        self.within = {  # module -> the attention it is a part of
+            part: whole
+            for whole in model.modules()
+            if isinstance(whole, nn.MultiheadAttention)
+            for part in whole.modules()
+            if part is not whole
+        }
+        self.watched = [m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within]
+        self.lazy = set(filter(_is_lazy, self.watched))  # the run ends that
+        self.order: list[nn.Module] = []  # a module called twice is in it twice
+        self.ran: set[nn.Module] = set()
+        self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
+        self.call: Call | None = None
+        self.output: Any = None
+        if example is None:
+            return
+        args = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
+        kwargs = dict(example) if isinstance(example, Mapping) else {}
+        self.call = move((args, kwargs), model, "the example")
+        hooks = [m.register_forward_pre_hook(self._saw, with_kwargs=True) for m in self.watched]
+        try:
+            with undisturbed(model), torch.no_grad():
+                self.output = run(model, self.call, "the example")
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _saw(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.order.append(module)
+        self.ran.add(module)
+        allowed = {"output_size"} if isinstance(module, nn.ConvTranspose2d) else set()
+        if not args or len(args) + len(kwargs) > 1 + len(allowed) or set(kwargs) - allowed:
+            self.oddly.add(module)
+
+    def layers(self) -> list[nn.Module]:
+        """Layers in the order they run; without an example, in the order of definition."""
+        return [m for m in (self.watched if self.call is None else self.order) if kind_of(m)]
+
+    def objection(self, module: nn.Module) -> str | None:
+        if module in self.lazy:
+            return "lazy: it had no shape yet; run the network once, then convert"
+        if self.call is None:
+            return None
+        if module not in self.ran:
+            return "never ran on the example"
+        return "is called with more than its input, or by keyword" if module in self.oddly else None
+
+
+class Plan:
+    """Which layers and norms change (`layers`, `norms`), and why each of the others does not (`kept`)."""
+
+    def __init__(self, model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> None:
+        self.layers: dict[str, nn.Module] = {}
+        self.norms: dict[str, nn.Module] = {}
+        self.kept: dict[str, str] = {}
+        self.holders: dict[Tensor, list[str]] = {}  # parameter -> who holds it; more than one: tied
+        asked = kept_by_request(model, trace, keep)
+        for name, module in model.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self.holders.setdefault(parameter, []).append(name)
+            if module in trace.within:
+                if module._parameters:
+                    self.kept[name] = "part of MultiheadAttention, which reads its weight without calling it"
+            elif kind := kind_of(module):
+                reason = trace.objection(module) or layer_objection(module, kind) or asked.get(module)
+                self._sort(self.layers, name, module, reason)
+            elif isinstance(module, NORMS):
+                self._sort(self.norms, name, module, trace.objection(module) or norm_objection(module))
+            elif reason := other_objection(name, module):
+                self.kept[name] = reason
+        if not self.layers:
+            raise NothingConverted(self._nothing(model, bool(asked)))
+
+    def _sort(self, into: dict[str, nn.Module], name: str, module: nn.Module, reason: str | None) -> None:
+        if reason is None:
+            into[name] = module
+        else:
+            self.kept[name] = reason
+
+    def _nothing(self, model: nn.Module, asked: bool) -> str:
+        kinds = ", ".join(kind.__name__ for kind in ANY_LAYERS)
+        reasons = [f"{name or 'it'}: {reason}" for name, reason in self.kept.items()]
+        shown = reasons[:6] + [f"and {len(reasons) - 6} more"] * (len(reasons) > 6)
+        if not any(map(kind_of, model.modules())):
+            shown = [f"it has no {kinds}", *shown]
+        hint = "; with keep=() no layer stays float on purpose" if asked else ""
+        return f"nothing in {type(model).__name__} could be converted: {'; '.join(shown)}{hint}"
+
+
+def kept_by_request(model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> dict[nn.Module, str]:
+    """The layers `keep` names, and why.
+
+    First and last are so among all layers of a kind we know, convertible or not: a first layer that has to
+    stay float leaves no need to keep the second one.
+    """
+    ran = trace.layers()
+    asked: dict[nn.Module, str] = {}
+    names: dict[nn.Module, list[str]] = {}  # a module may have several
+    for name, module in model.named_modules(remove_duplicate=False):
+        if kind_of(module):
+            names.setdefault(module, []).append(name)
+    for pattern in keep:
+        if pattern in ("first", "last"):
+            for module in ran[:1] if pattern == "first" else ran[-1:]:
+                asked.setdefault(module, f"the {pattern} layer to run (keep={pattern!r})")
+            continue
+        found = [module for module, given in names.items() if any(_matches(name, pattern) for name in given)]
+        if not found:
+            known = [name for given in names.values() for name in given]
+            near = get_close_matches(str(pattern).rstrip(".*"), known, n=3, cutoff=0.4) or known[:3]
+            hint = f"its layers are called {', '.join(near)} and so on" if near else "it has none to convert"
+            raise UnknownLayer(f"keep={pattern!r} matches no layer of {type(model).__name__}; {hint}")
+        for module in found:
+            asked.setdefault(module, f"as asked (keep={pattern!r})")
+    return asked
+
+
+def _matches(name: str, pattern: object) -> bool:
+    """'head' and 'head.*' both mean all that is in head."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[: i + 1]), str(pattern)) for i in range(len(parts)))
+
+
+def layer_objection(module: nn.Module, kind: type[nn.Module]) -> str | None:
+    """Why a layer of a kind we know cannot be converted."""
+    name = type(module).__name__
+    if parametrize.is_parametrized(module):
+        names = (type(rule).__name__.lstrip("_") for rule in module.parametrizations.modules())  # type: ignore[union-attr]
+        rules = [n for n in names if n not in ("ModuleDict", "ParametrizationList")]
+        return f"its parameters are computed ({', '.join(rules)})"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed before each call (weight_norm, spectral_norm, pruning)"
+    if type(module).__module__.startswith(TORCH_QUANTIZED):
+        return f"{name} is a quantized module already"
+    if method := own_method(module, kind, ("forward", "_conv_forward", "_output_padding")):
+        return f"{name} has a {method} of its own"
+    if not weight.is_floating_point():
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}, not real floating point"
+    if weight.is_meta:
+        return "its weight is on the meta device; load it first"
+    return "its weight is empty" if weight.numel() == 0 else None
+
+
+def norm_objection(module: nn.Module) -> str | None:
+    """Why a norm cannot be switched. One with a forward of its own can: its tables are copies of it."""
+    if parametrize.is_parametrized(module):
+        return "its parameters are computed by a parametrisation"
+    if "forward" in module.__dict__:
+        return "its forward has been replaced"
+    if any(m is not module and (kind_of(m) or isinstance(m, NORMS)) for m in module.modules()):
+        return f"{type(module).__name__} has layers of its own inside"
+    if not any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
+        return "has neither parameters nor statistics"
+    return None
+
+
+def other_objection(name: str, module: nn.Module) -> str | None:
+    """Why a module of another kind is left alone; None for those that hold nothing to convert."""
+    kind = type(module).__name__
+    if "parametrizations" in name.split("."):
+        return None  # part of a layer that has its own line
+    if type(module).__module__.startswith(TORCH_QUANTIZED):
+        return f"{kind} is a quantized module already"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "compiled by TorchScript; convert the network before scripting it"
+    held = [n for n, p in module._parameters.items() if p is not None]
+    if held and any(True for _ in module.children()):
+        return f"{kind} uses parameters of its own ({', '.join(held[:4])}), which stay float"
+    return f"{kind} is not a kind of layer that can be converted" if held else None

@@ -1,0 +1,313 @@
+"""Conversion: any `nn.Module` in, the same network with any-layers and switched norms out, and a Report.
+
+Float weights carry over as the same parameters, so tied ones stay tied, and at 32 bits the converted network
+gives what the original gave. Each any-layer quantizes its own input, so functional activations and identity
+shortcuts need no change. Which modules change is decided in survey.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from anyprec.errors import AnyprecError
+from anyprec.nn.candidates import Plan, Trace, kind_of
+from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer
+from anyprec.nn.norms import (
+    BatchNorm1d,
+    BatchNorm2d,
+    SwitchBatchNorm1d,
+    SwitchBatchNorm2d,
+    SwitchGroupNorm,
+    SwitchLayerNorm,
+    SwitchNorm,
+    hook_names,
+)
+from anyprec.nn.observe import InputQuantizer, fit_range, observe, run, undisturbed
+from anyprec.nn.quantizers import make_quantizer
+from anyprec.nn.switching import any_layers, link_norms, set_bits
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT, check_widths
+
+# A torch norm -> its switched norm, and the class of the tables in it. Norms derived from these have tables
+# that are copies of themselves.
+SWITCHED: dict[type[nn.Module], tuple[type[SwitchNorm], type[nn.Module]]] = {
+    nn.BatchNorm1d: (SwitchBatchNorm1d, BatchNorm1d),
+    nn.BatchNorm2d: (SwitchBatchNorm2d, BatchNorm2d),
+    nn.LayerNorm: (SwitchLayerNorm, nn.LayerNorm),
+    nn.GroupNorm: (SwitchGroupNorm, nn.GroupNorm),
+}
+FAR_OFF = 0.05  # a layer whose 8-bit weights are further than this from its float ones gets a note
+
+
+@dataclass
+class Report:
+    """What `convert` did, by module name: `str()` is a table to read, `to_dict()` is ready for JSON."""
+
+    network: str
+    widths: tuple[int, ...]
+    converted: dict[str, str] = field(default_factory=dict)  # name -> what it is now
+    kept: dict[str, str] = field(default_factory=dict)  # name -> why it was left alone
+    norms: dict[str, str] = field(default_factory=dict)  # name -> what it is now
+    notes: list[str] = field(default_factory=list)
+    share: float = 0.0  # of all parameters of the original, those that are any-precision weights now
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        widths = ", ".join("float" if k == FLOAT else str(k) for k in self.widths)
+        lines = [
+            f"{self.network}: {len(self.converted)} layers any-precision ({self.share:.1%} of parameters), "
+            f"{len(self.norms)} norms switched, {len(self.kept)} modules left alone; widths {widths}"
+        ]
+        column = max(len(name) for name in (*self.converted, *self.kept, *self.norms, "(itself)"))
+        for title, rows in (("converted", self.converted), ("left alone", self.kept), ("norms", self.norms)):
+            lines += [f"{title}:"] * bool(rows)
+            lines += [f"  {name or '(itself)':<{column}}  {what}" for name, what in rows.items()]
+        return "\n".join(lines + ["notes:"] * bool(self.notes) + [f"  {note}" for note in self.notes])
+
+
+def convert(
+    net: nn.Module,
+    widths: Iterable[int] = DEFAULT_WIDTHS,
+    example: Any = None,
+    *,
+    quantizer: str = "nested",
+    scale: str = "learned",
+    clip: str = "learned",
+    keep: Iterable[str] = ("first", "last"),
+    group_depthwise: int | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the Report.
+
+    `example` (a tensor, a tuple of arguments or a dict of keyword arguments) is run to learn the order in
+    which layers run, and the sign and range of their inputs; without it `calibrate` has to.
+    `keep` leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
+    `group_depthwise=8` makes depth-wise convolutions group convolutions of 8 channels a group.
+    """
+    widths = check_widths(widths)
+    _check(net, group_depthwise)
+    make_quantizer(quantizer, widths, scale)  # wrong names are refused before anything changes
+    InputQuantizer(widths, clip)
+    model = net if inplace else _copy(net)
+    trace = Trace(model, example)
+    plan = Plan(model, trace, (keep,) if isinstance(keep, str) else tuple(keep))
+    report = Report(type(net).__name__, widths, kept=plan.kept)
+    report.share = _share(model, plan)
+
+    if group_depthwise:
+        _group_depthwise(plan, group_depthwise, report)
+    for layer in plan.layers.values():
+        _make_any(layer, widths, quantizer, scale, clip)
+    for norm in plan.norms.values():
+        _switch(norm, widths)
+    _leave_fused_path(model, report)
+    if trace.call is not None:
+        _fit_to_example(model, trace, widths, report)
+    _describe(model, plan, quantizer, report)
+    link_norms(model, [trace.names[m] for m in trace.order] if trace.call is not None else None)
+    set_bits(model, widths[-1])
+    model.conversion = report  # type: ignore[assignment]
+    return model
+
+
+def _check(net: object, group: int | None) -> None:
+    if not isinstance(net, nn.Module):
+        raise AnyprecError(f"convert was given a {type(net).__name__}; give it an nn.Module")
+    if any(isinstance(m, (AnyLayer, AnyActivation, SwitchNorm)) for m in net.modules()):
+        raise AnyprecError(f"{type(net).__name__} is any-precision already; convert the original network")
+    if group is not None and (isinstance(group, bool) or not isinstance(group, int) or group < 2):
+        raise AnyprecError(f"group_depthwise={group!r} is not a group size; give 2 or more, or None")
+
+
+def _copy(net: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(net)
+    except Exception as error:  # whatever the network's own parts raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AnyprecError(
+            f"{type(net).__name__} cannot be copied ({reason}); convert it itself: convert(..., inplace=True)"
+        ) from error
+
+
+# --- Changing modules -------------------------------------------------------------------------------------
+# Modules change class where they stand: whatever holds one (two names, a list, a hook) holds the new one.
+
+
+def _make_any(layer: nn.Module, widths: tuple[int, ...], quantizer: str, scale: str, clip: str) -> None:
+    kind = kind_of(layer)
+    assert kind is not None
+    layer.__class__ = ANY_LAYERS[kind] if type(layer) is kind else _derived(kind, type(layer))
+    assert isinstance(layer, AnyLayer)
+    device = layer.weight.device
+    layer.init_any(make_quantizer(quantizer, widths, scale).to(device), InputQuantizer(widths, clip).to(device))
+
+
+_derivations: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _derived(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
+    """For a subclass that adds no forward: it keeps its methods, and stays an instance of its class."""
+    if own not in _derivations:
+        _derivations[own] = type(f"Any{own.__name__}", (ANY_LAYERS[kind], own), {"__module__": __name__})
+    return _derivations[own]
+
+
+def _switch(norm: nn.Module, widths: tuple[int, ...]) -> None:
+    """The norm becomes a switch between copies of itself; the widest one holds its own parameters."""
+    switched, kind = SWITCHED.get(type(norm), (SwitchNorm, type(norm)))
+    table = copy.copy(norm)
+    table.__class__ = kind
+    before = dict(norm.__dict__)
+    fresh = nn.Module().__dict__
+    # Hooks stay with the module that the network calls, so the tables have none.
+    hooks = hook_names()
+    table.__dict__.update({name: fresh[name] for name in hooks})
+    norm.__dict__.clear()
+    norm.__class__ = switched
+    assert isinstance(norm, SwitchNorm)
+    SwitchNorm.__init__(norm, widths, lambda: copy.deepcopy(table))
+    norm.tables[str(widths[-1])] = table
+    # Networks read plain attributes of their norms, such as eps.
+    plain = [name for name in before if not name.startswith("_") and name not in norm.__dict__]
+    norm.__dict__.update({name: before[name] for name in (*hooks, *plain, "training")})
+
+
+def _group_depthwise(plan: Plan, size: int, report: Report) -> None:
+    grouped: dict[int, list[str]] = {}  # channels a group -> names
+    for name, layer in plan.layers.items():
+        if not isinstance(layer, (nn.Conv1d, nn.Conv2d)) or not 1 < layer.groups == layer.in_channels:
+            continue
+        channels = layer.in_channels
+        group = max(g for g in range(1, min(size, channels) + 1) if channels % g == 0)
+        if group == 1:
+            report.notes.append(f"{name}: stays depth-wise, as none of 2 to {size} divides {channels} channels")
+        elif len(plan.holders[layer.weight]) > 1:
+            report.notes.append(f"{name}: stays depth-wise, as it shares its weight")
+        else:
+            _group(layer, group)
+            grouped.setdefault(group, []).append(name)
+    for group, names in grouped.items():
+        report.notes.append(
+            f"depth-wise, now in groups of {group} channels, {group} times the weights, the new ones zero "
+            f"(float gives the same but for rounding): {', '.join(names)}"
+        )
+
+
+@torch.no_grad()
+def _group(layer: nn.Conv1d | nn.Conv2d, group: int) -> None:
+    """Depth-wise to groups of `group` channels: old weights on each block's diagonal, zeros elsewhere."""
+    weight, channels = layer.weight, layer.in_channels
+    wide = weight.new_zeros(weight.shape[0], group, *weight.shape[2:])  # (out, group, ...)
+    outputs = torch.arange(weight.shape[0], device=weight.device)
+    inputs = outputs // (weight.shape[0] // channels)  # the one channel each output reads
+    wide[outputs, inputs % group] = weight[:, 0]
+    layer.weight = nn.Parameter(wide, requires_grad=weight.requires_grad)
+    layer.groups = channels // group
+
+
+def _leave_fused_path(model: nn.Module, report: Report) -> None:
+    """torch's encoder layer has a fused path for inference that reads weights without calling the layers: it
+    would run in float whatever the bits. What is set here is read by that path alone."""
+    changed = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        elif isinstance(module, nn.TransformerEncoderLayer) and any(
+            isinstance(m, (AnyLayer, SwitchNorm)) for m in module.modules()
+        ):
+            module.activation_relu_or_gelu = 0
+            changed.append(name or "(itself)")
+    if changed:
+        report.notes.append(
+            f"no longer take torch's fused inference path, which would ignore the bits: {', '.join(changed)}"
+        )
+
+
+# --- Ranges and report ------------------------------------------------------------------------------------
+
+
+def _fit_to_example(model: nn.Module, trace: Trace, widths: tuple[int, ...], report: Report) -> None:
+    """Signs and ranges from a run in float on the example, which also shows whether float is what it was."""
+    assert trace.call is not None
+    try:
+        with undisturbed(model), torch.no_grad(), observe(model) as seen:
+            output = run(model, trace.call, "the example")
+    except AttributeError as error:
+        raise AnyprecError(
+            f"{report.network} reaches into a converted layer ({error}); name that layer in keep=(...)"
+        ) from error
+    for act, given in seen.items():
+        fit_range(act, given, widths)
+    pairs = list(zip(_tensors(trace.output), _tensors(output), strict=False))
+    gaps = [_gap(a, b) for a, b in pairs if not torch.equal(a, b)]
+    if gaps:
+        report.notes.append(
+            f"at 32 bits the output on the example differs by up to {max(gaps):.1e} of its largest value"
+        )
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    a, b = a.double(), b.double()
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-30))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (Mapping, tuple, list)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)
+
+
+def _share(model: nn.Module, plan: Plan) -> float:
+    weights = {p for layer in plan.layers.values() if isinstance(p := layer.weight, Tensor)}
+    return sum(w.numel() for w in weights) / sum(p.numel() for p in model.parameters() if not is_lazy(p))
+
+
+def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> None:
+    layers = any_layers(model)
+    undecided = False
+    for name, layer in layers.items():
+        act = layer.act
+        assert isinstance(act, InputQuantizer)
+        undecided = undecided or act.undecided
+        sign = "not seen yet" if act.undecided else "signed" if act.signed else "unsigned"
+        shape = " x ".join(map(str, layer.weight.shape))
+        report.converted[name] = f"{type(layer).__name__}, weight {shape}, input {sign}"
+        tied = [other or "(itself)" for other in plan.holders.get(layer.weight, []) if other != name]
+        if tied:
+            report.notes.append(f"{name or '(itself)'}: shares its weight with {', '.join(tied)}, as before")
+    for name, norm in plan.norms.items():
+        report.norms[name] = f"{type(norm).__name__}, {len(report.widths)} tables"
+    if quantizer == "dorefa":
+        report.notes.append("dorefa: at 32 bits the weight is tanh(w) / max|tanh(w)| * mean|w|, by definition, not w")
+    elif 8 in report.widths:
+        _note_far_off(layers, quantizer, report)
+    if undecided:
+        report.notes.append("no example was given: run anyprec.calibrate before using integer bits")
+
+
+@torch.no_grad()
+def _note_far_off(layers: dict[str, AnyLayer], quantizer: str, report: Report) -> None:
+    far = {}
+    for name, layer in layers.items():
+        weight = layer.weight
+        gap = weight - layer.quantizer.weight(layer.quantizer.normalize(weight), weight, 8)
+        far[name] = float(gap.norm() / weight.norm().clamp_min(1e-30))
+    far = {name: off for name, off in far.items() if off > FAR_OFF}
+    if far:
+        worst = max(far, key=lambda name: far[name])
+        top = float(layers[worst].weight.abs().max())
+        why = "; tanh flattens large weights, quantizer='lsq' does not" if quantizer == "nested" else ""
+        report.notes.append(
+            f"before training, the 8-bit weights of {len(far)} layers are over {FAR_OFF:.0%} off, the most "
+            f"so {worst or '(itself)'} ({far[worst]:.0%}, weights up to {top:.2g}){why}"
+        )

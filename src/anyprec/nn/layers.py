@@ -1,0 +1,226 @@
+"""Any-layers: one float weight that can act at any width.
+
+`AnyConv1d`, `AnyConv2d`, `AnyConvTranspose2d`, `AnyLinear` are subclasses of the torch layers they stand for,
+with two quantizers: one for the weight and, unless the network shares one between layers (`act=None`), one
+for their own input. So an identity shortcut around them stays unquantized. Built by zoo/ and convert.py;
+switched by switch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.errors import AnyprecError
+from anyprec.nn.quantizers import ActQuantizer, Nested, WeightQuantizer
+from anyprec.widths import DEFAULT_WIDTHS, FLOAT, LayerBits, check_layer_bits, split_bits
+
+
+class AnyLayer(nn.Module):
+    """The part all any-layers share: current bits, the two quantizers, and the weight at the current bits."""
+
+    weight: Tensor
+
+    def init_any(self, quantizer: WeightQuantizer | None, act: ActQuantizer | None) -> None:
+        self.quantizer = quantizer if quantizer is not None else Nested(DEFAULT_WIDTHS)
+        self.act = act
+        if not self.weight.is_meta:
+            self.quantizer.fit(self.weight, [int(k) for k in self.quantizer.scales])
+        self.weight_bits, self.act_bits = FLOAT, FLOAT
+        # Set while `quantize_once` is active: what does not depend on the width.
+        self.normalized: Tensor | None = None
+        self.magnitude: Tensor | None = None
+
+    @property
+    def bits(self) -> LayerBits:
+        return self.weight_bits if self.weight_bits == self.act_bits else (self.weight_bits, self.act_bits)
+
+    @bits.setter
+    def bits(self, bits: LayerBits) -> None:
+        self.weight_bits, self.act_bits = split_bits(check_layer_bits(bits))
+
+    def quantized_input(self, x: Tensor) -> Tensor:
+        return x if self.act is None else self.act(x, self.act_bits)
+
+    def quantized_weight(self) -> Tensor:
+        if self.weight_bits == FLOAT:
+            return self.quantizer.float_weight(self.weight, self.normalized, self.magnitude)
+        x = self.normalized if self.normalized is not None else self.quantizer.normalize(self.weight)
+        return self.quantizer.weight(x, self.weight, self.weight_bits, self.magnitude)
+
+    def codes(self, bits: int = 8) -> Tensor:
+        """The weight's integer codes at `bits`, shaped like the weight."""
+        return self.quantizer.codes(self.weight, bits)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        """What `forward` computes, at the current bits. `pack` writes this one call as a layer of the file, so that
+        whatever a subclass, a hook or a replaced forward does around it is packed as operations of their own."""
+        raise AssertionError("a subclass defines the layer")
+
+
+class AnyConv1d(AnyLayer, nn.Conv1d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Conv1d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        return self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.bias)
+
+
+class AnyConv2d(AnyLayer, nn.Conv2d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Conv2d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        x, weight = self.quantized_input(x), self.quantized_weight()
+        if self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding in ((0, 0), "valid"):
+            # The pixels it reads are picked first. The same sums; but with fewer than 16 channels, in channels_last,
+            # the backward pass of the strided convolution writes outside its memory (torch 2.13, oneDNN).
+            x = x[..., :: self.stride[0], :: self.stride[1]]
+            return F.conv2d(x, weight, self.bias, groups=self.groups)
+        return self._conv_forward(x, weight, self.bias)
+
+
+class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.ConvTranspose2d.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return self.at_bits(x, output_size)
+
+    def at_bits(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        stride, padding, kernel, dilation = (
+            cast(list[int], n) for n in (self.stride, self.padding, self.kernel_size, self.dilation)
+        )
+        extra = self._output_padding(x, output_size, stride, padding, kernel, 2, dilation)
+        return F.conv_transpose2d(
+            self.quantized_input(x),
+            self.quantized_weight(),
+            self.bias,
+            stride,
+            padding,
+            extra,
+            self.groups,
+            dilation,
+        )
+
+
+class AnyLinear(AnyLayer, nn.Linear):
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        nn.Linear.__init__(self, *args, **kwargs)
+        self.init_any(quantizer, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        return F.linear(self.quantized_input(x), self.quantized_weight(), self.bias)
+
+
+class AnyActivation(nn.Module):
+    """An activation of its own, for networks where several layers read one quantized input (the paper's).
+
+    quantize=False clips but does not round: the last activation of CNN-8.
+    """
+
+    def __init__(self, act: ActQuantizer | None = None, quantize: bool = True) -> None:
+        super().__init__()
+        self.act = act if act is not None else ActQuantizer()
+        self.quantize = quantize
+        self.act_bits = FLOAT
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
+
+    def at_bits(self, x: Tensor) -> Tensor:
+        """As that of an any-layer."""
+        if self.quantize or self.act_bits == FLOAT:
+            return self.act(x, self.act_bits)
+        return x.clamp(0, 1)
+
+
+ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {
+    nn.Conv1d: AnyConv1d,
+    nn.Conv2d: AnyConv2d,
+    nn.ConvTranspose2d: AnyConvTranspose2d,
+    nn.Linear: AnyLinear,
+}
+
+
+def own_method(module: nn.Module, kind: type[nn.Module], methods: Iterable[str]) -> str | None:
+    """The first of `methods` that this module does not have from `kind`: a subclass, or the instance, replaces it."""
+    for method in methods:
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
+            return method
+    return None
+
+
+@contextmanager
+def quantize_once(model: nn.Module) -> Iterator[None]:
+    """Inside, every any-layer computes tanh, max and mean of its weight once, however many widths run.
+
+    The graph is cut at the normalized weight: all widths add their gradients there, and on leaving one
+    backward pass takes the sum on to the weight. The sum rule makes that the same gradient, up to rounding.
+    So run the backward passes inside, and the optimizer after.
+    """
+    layers = [m for m in model.modules() if isinstance(m, AnyLayer)]
+    before = [(layer.normalized, layer.magnitude) for layer in layers]
+    whole: list[tuple[Tensor, Tensor]] = []  # (normalized weight with its graph, leaf without)
+    try:
+        for layer in layers:
+            x = layer.quantizer.normalize(layer.weight)
+            layer.normalized = x.detach().requires_grad_(x.requires_grad)
+            layer.magnitude = layer.quantizer.magnitude(layer.weight)
+            whole.append((x, layer.normalized))
+        yield
+        used = [(x, leaf.grad) for x, leaf in whole if leaf.grad is not None]
+        if used:
+            torch.autograd.backward([x for x, _ in used], [grad for _, grad in used])
+    finally:
+        for layer, (normalized, magnitude) in zip(layers, before, strict=True):
+            layer.normalized, layer.magnitude = normalized, magnitude
+        for _, leaf in whole:
+            if leaf.requires_grad:
+                leaf.register_post_accumulate_grad_hook(_too_late)
+
+
+def _too_late(leaf: Tensor) -> None:
+    """A gradient that reaches the cut after the context was left would be lost without a word."""
+    raise AnyprecError("backward() was called after `quantize_once` was left; call it inside the with block")

@@ -1,0 +1,379 @@
+"""Lowering: Steps and settings (widths, profiles) in, Nodes with numbers for every profile out. Called by packing.py.
+
+A Node is an Op of FORMAT.md to be: its table is float64 here, and rounded once, when fold.py has multiplied out what
+can be. The numbers for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
+    weight:     s_k (2c + 1 - 2^k) / d, where d is 2^k (nested, lsq) or 2^k - 1 (dorefa)
+    unsigned:   code = round(x n/r),           value = code r/n
+    signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
+    conv table: s_k/d * r/n, and the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear, own_method
+from anyprec.nn.observe import InputQuantizer, is_undecided
+from anyprec.nn.quantizers import QUANTIZERS, ActQuantizer, Nested, WeightQuantizer
+from anyprec.nn.switching import Setting, bits
+from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
+from anyprec.packing.operations import SUPPORTED
+from anyprec.packing.steps import Step, Trace
+from anyprec.widths import FLOAT
+
+# What lowering takes for granted about the modules it asks for numbers. Their forward is free: trace.py records it.
+LAYER_METHODS = ("at_bits", "_conv_forward", "quantized_input", "quantized_weight", "codes")
+WEIGHT_METHODS = ("normalize", "magnitude", "codes", "scale", "weight", "float_weight", "_code", "_value")
+ACT_METHODS = ("forward", "codes", "range")
+
+
+@dataclass
+class Node:
+    """An operation with its numbers; `table` (P, 2, C) or (P, 2) float64, `bits` only of a quantize, one a profile."""
+
+    name: str
+    kind: str
+    inputs: list[str]
+    channels: int
+    attributes: dict[str, Any] = field(default_factory=dict)
+    table: np.ndarray | None = None
+    bits: tuple[int, ...] = ()
+
+
+@dataclass
+class Point:
+    """A place where module and file can be compared: a quantizer's output, and the value of the file that holds it."""
+
+    value: str
+    codes: Codes
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right: zeros the file leaves to a convolution
+
+
+@dataclass
+class Draft:
+    """A Graph in the making; `points` and `rounded` are for verify.py."""
+
+    nodes: list[Node]
+    weights: dict[str, Weight]
+    weight_bits: dict[str, tuple[int, ...]]  # of quantized weights, one a profile
+    outputs: list[str]
+    input_channels: int
+    points: dict[str, Point]  # by step: the input of an any-layer or of an 8-bit edge layer, what an activation makes
+    rounded: dict[str, np.ndarray]  # 8-bit edge layers -> what their weights' codes stand for, (out, kh, kw, in)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().cpu().numpy()
+
+
+def lower(trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> Draft:
+    """`edges`: float layers that are to be 8 bit, and what the codes of their inputs stand for (edges.py)."""
+    return Lowering(trace, model, settings, edges).draft()
+
+
+class Lowering:
+    """`at[p]` holds what the modules say of themselves when the model is set to profile p."""
+
+    def __init__(self, trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> None:
+        self.trace, self.model, self.settings, self.edges = trace, model, settings, edges
+        self.profiles = len(settings)
+        self.paths = {module: name for name, module in model.named_modules()}
+        self.size = {INPUT: trace.size, **{step.name: step.size for step in trace.steps}}
+        self.nodes: dict[str, Node] = {}
+        self.codes: dict[str, Codes] = {}
+        self.weights: dict[str, Weight] = {}
+        self.weight_bits: dict[str, tuple[int, ...]] = {}
+        self.weight_names: dict[object, str] = {}  # an any-layer, or what tells a float tensor from others
+        self.values: dict[str, str] = {}  # codes -> the dequantize that reads them
+        self.layers: dict[nn.Module, list[tuple[int, float]]] = {}  # weight bits, s_k / d
+        self.acts: dict[nn.Module, Codes] = {}
+        self.points: dict[str, Point] = {}
+        self.rounded: dict[str, np.ndarray] = {}
+        self._ask()
+
+    def draft(self) -> Draft:
+        lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
+                     "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
+        # In the order of execution, so that what a step reads is there.
+        for step in self.trace.steps:
+            lowerings.get(step.kind, self.plain)(step)
+        outputs = [self.as_float(name) for name in self.trace.outputs]
+        return Draft(
+            list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0], self.points,
+            self.rounded,
+        )  # fmt: skip
+
+    # --- Numbers ---
+
+    def _ask(self) -> None:
+        used = {step.module for step in self.trace.steps if step.module is not None}
+        for module in used:
+            check_methods(module, self.paths[module])
+        acts: dict[nn.Module, list[tuple[int, float]]] = {}
+        for setting in self.settings:
+            with bits(self.model, setting), torch.no_grad():
+                for module in used:
+                    if isinstance(module, AnyLayer):
+                        k = module.weight_bits
+                        self.layers.setdefault(module, []).append((k, weight_step(module, k)))
+                    if isinstance(module, (AnyLayer, AnyActivation)) and module.act is not None:
+                        width = module.act_bits
+                        acts.setdefault(module, []).append((width, act_range(module.act, width)))
+        for module, rows in acts.items():
+            assert isinstance(module.act, ActQuantizer)
+            ranges = np.array([r for _, r in rows])
+            self.acts[module] = Codes(tuple(b for b, _ in rows), ranges, module.act.signed)
+
+    # --- Nodes ---
+
+    def put(self, name: str, kind: str, inputs: list[str], table: np.ndarray | None = None, **more: Any) -> str:
+        """A new node; one that is no step has the size of what it reads."""
+        self.size.setdefault(name, self.size[inputs[0]])
+        self.nodes[name] = Node(name, kind, inputs, self.size[name][0], table=table, **more)
+        return name
+
+    def fresh(self, name: str) -> str:
+        """A name for a node that is no step: no other's."""
+        while name in self.size:
+            name += "_"
+        return name
+
+    def as_float(self, value: str) -> str:
+        """The value itself, or what its codes stand for."""
+        if value not in self.codes:
+            return value
+        if value not in self.values:
+            codes = self.codes[value]
+            scale = np.where(codes.is_float, 1.0, codes.step * (2 if codes.signed else 1))
+            shift = np.where(codes.is_float | (not codes.signed), 0.0, -codes.ranges)
+            table = np.stack([scale, shift], axis=1)  # (P, 2)
+            self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
+        return self.values[value]
+
+    def quantize(self, name: str, value: str, codes: Codes, rectify: bool, **more: Any) -> str:
+        n, r, plain = codes.levels, codes.ranges, codes.is_float
+        scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
+        shift = np.where(plain | (not codes.signed), 0.0, n / 2)
+        table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.size[value][0], axis=2)  # (P, 2, C)
+        attributes = {"signed": codes.signed, "rectify": rectify and not codes.signed, "affine": True, **more}
+        self.codes[name] = codes
+        return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
+
+    def layer(self, step: Step) -> None:
+        layer = step.module
+        assert isinstance(layer, AnyLayer)
+        (value,), path = step.inputs, self.paths[layer]
+        kind, attributes = layer_attributes(layer, path, self.size[value], step)
+        if layer.act is not None:
+            value = self.quantize(self.fresh(f"{step.name}.act"), value, self.acts[layer], layer.act.rectify)
+            self.points[step.name] = Point(value, self.acts[layer])
+        if value not in self.codes:
+            raise UnsupportedOperation(
+                f"layer {path!r} has quantized weights but reads {value!r}, which is not quantized; give the layer its "
+                "own act, or an AnyActivation (and at most max pools and a flatten) before it"
+            )
+        codes = self.codes[value]
+        widths, steps = zip(*self.layers[layer], strict=True)
+        self._check(path, layer, widths, codes)
+        channels = step.size[0]
+        scale = np.where(codes.is_float, 1.0, np.array(steps) * codes.step)  # (P,)
+        shift = np.zeros(channels) if layer.bias is None else array(layer.bias)  # type: ignore[arg-type]
+        table = np.stack([np.repeat(scale[:, None], channels, axis=1), self.every_profile(shift)], axis=1)
+        if layer not in self.weight_names:
+            self.weight_names[layer] = step.name
+            self._any_weight(step.name, layer, widths)
+        signed = codes.signed
+        if self.weight_names[layer] not in self.weight_bits:  # float in every profile
+            value, signed = self.as_float(value), False
+        attributes = {"weight": self.weight_names[layer], **attributes, "signed": signed, "affine": True}
+        self.put(step.name, kind, [value], table, attributes=attributes)
+
+    def _check(self, path: str, layer: AnyLayer, weight_bits: Sequence[int], codes: Codes) -> None:
+        depth = layer.weight[0].numel()
+        for setting, k, a in zip(self.settings, weight_bits, codes.bits, strict=True):
+            name = setting.name if hasattr(setting, "name") else setting
+            if (k == FLOAT) != (a == FLOAT):
+                raise ProfileError(
+                    f"profile {name!r} gives layer {path!r} {k}-bit weights and a {a}-bit input; 32 is for both or none"
+                )
+            if k != FLOAT and depth * (2**k - 1) * (2**a - 1) >= SUM_LIMIT:
+                raise AnyprecError(
+                    f"layer {path!r} sums {depth} products, which at {k} x {a} bits can leave 32-bit integers; leave "
+                    f"profile {name!r} out, or convert with keep=({path!r}, ...)"
+                )
+
+    def _any_weight(self, name: str, layer: AnyLayer, weight_bits: Sequence[int]) -> None:
+        integers = {k for k in weight_bits if k != FLOAT}
+        shape = in_order(layer.weight.float()).shape
+        values = None
+        if FLOAT in weight_bits:
+            values = in_order(layer.quantizer.float_weight(layer.weight).float())
+        self.weights[name] = Weight(shape, values, CodesByWidth(layer, integers) if integers else None)
+        if integers:
+            self.weight_bits[name] = tuple(weight_bits)
+
+    def activation(self, step: Step) -> None:
+        module = step.module
+        assert isinstance(module, AnyActivation)
+        if module.quantize:
+            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
+            self.points[step.name] = Point(step.name, self.acts[module])
+            return
+        plain = self.acts[module].is_float
+        rectified = module.act.rectify and not module.act.signed
+        low = np.where(plain, 0.0 if rectified else -np.inf, 0.0)
+        table = np.stack([low, np.where(plain, np.inf, 1.0)], axis=1)
+        self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
+
+    def affine(self, step: Step) -> None:
+        rows = [np.stack([array(at["scale"]), array(at["shift"])]) for at in step.at]
+        self.put(step.name, "affine", [self.as_float(step.inputs[0])], np.stack(rows))  # (P, 2, C)
+
+    def clip(self, step: Step) -> None:
+        table = np.stack([array(at["bounds"]) for at in step.at])  # (P, 2)
+        self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
+
+    def every_profile(self, row: np.ndarray) -> np.ndarray:
+        return np.repeat(row[None], self.profiles, axis=0)
+
+    def float_layer(self, step: Step) -> None:
+        weight = step.constants["weight"]
+        if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
+            raise UnsupportedOperation(
+                f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
+                "(AnyConv2d, AnyLinear), or give it the same weights at every width"
+            )
+        key, values = weight_key(weight), in_order(weight.float())
+        is_new = key not in self.weight_names
+        name = self.weight_names.setdefault(key, step.name)
+        table = None
+        if "bias" in step.constants:
+            table = np.stack([np.stack([np.ones(step.size[0]), array(at["bias"])]) for at in step.at])
+        if step.name in self.edges:
+            value, signed, table = self._edge(step, values, table)
+        else:
+            value, signed = self.as_float(step.inputs[0]), False
+        if is_new:
+            self.weights[name] = self._fixed_weight(values) if step.name in self.edges else Weight(values.shape, values)
+        attributes = {"weight": name, **step.attributes, "signed": signed, "affine": table is not None}
+        self.put(step.name, step.kind, [value], table, attributes=attributes)
+
+    def _fixed_weight(self, values: np.ndarray) -> Weight:
+        codes, _ = channel_codes(values)
+        return Weight(values.shape, values if FLOAT in self.settings else None, {FIXED_BITS: codes}, FIXED_BITS)
+
+    def _edge(self, step: Step, values: np.ndarray, table: np.ndarray | None) -> tuple[str, bool, np.ndarray]:
+        """An 8-bit layer: the codes it reads, their sign, and its table."""
+        (value,), codes = step.inputs, self.edges[step.name]
+        given = self.codes.get(value)
+        if given is not None and np.array_equal(given.is_float, codes.is_float):
+            codes = given  # quantized already: to do it again could only lose
+        elif not codes.ranges.all():
+            raise DataError(
+                f"layer {step.name!r} reads only zeros on the example, so the range of its 8-bit input is unknown; "
+                "give pack(..., edges='8bit') a batch of real images as the example"
+            )
+        else:
+            value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
+            self.points[step.name] = Point(value, codes)
+        weight_codes, weight_steps = channel_codes(values)
+        self.rounded[step.name] = (2.0 * weight_codes - FIXED_LEVELS) * weight_steps[:, None, None, None]
+        scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, weight_steps))  # (P, out)
+        shift = np.zeros_like(scale) if table is None else table[:, 1]
+        return value, codes.signed, np.stack([scale, shift], axis=1)
+
+    def plain(self, step: Step) -> None:
+        inputs = list(step.inputs)
+        if step.kind in ("max_pool", "flatten") and inputs[0] in self.codes:
+            self.codes[step.name] = self.codes[inputs[0]]  # the largest code, and the order of codes: no float needed
+        else:
+            inputs = [self.as_float(value) for value in inputs]
+        self.put(step.name, step.kind, inputs, attributes=dict(step.attributes))
+
+
+# --- What modules say of themselves -----------------------------------------------------------------------
+
+
+def weight_step(layer: AnyLayer, k: int) -> float:
+    """s_k / d: the weight of a code is this times 2c + 1 - 2^k."""
+    if k == FLOAT:
+        return 1.0
+    quantizer = layer.quantizer
+    return float(quantizer.scale(layer.weight, k)) / grid(quantizer, k)
+
+
+def grid(quantizer: WeightQuantizer, k: int) -> int:
+    kind = same_methods(quantizer, QUANTIZERS.values(), WEIGHT_METHODS)
+    if kind is None:
+        raise UnsupportedOperation(
+            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
+        )
+    return 2**k if issubclass(kind, Nested) else 2**k - 1
+
+
+def same_methods(module: nn.Module, kinds: Iterable[type[nn.Module]], methods: Sequence[str]) -> type[nn.Module] | None:
+    """The one of `kinds` whose methods this module has, all of them."""
+    return next((kind for kind in kinds if isinstance(module, kind) and not own_method(module, kind, methods)), None)
+
+
+def check_methods(module: nn.Module, path: str) -> None:
+    """A subclass may have any forward, but the layer inside it must be the one whose numbers are written."""
+    kinds = (AnyActivation,) if isinstance(module, AnyActivation) else ANY_LAYERS.values()
+    kind = next(kind for kind in kinds if isinstance(module, kind))
+    if method := own_method(module, kind, LAYER_METHODS):
+        raise UnsupportedOperation(
+            f"{type(module).__name__} in module {path!r} has a {method} of its own, which the model file does not "
+            "know; do it in forward, around super().forward(x)"
+        )
+
+
+def act_range(act: ActQuantizer, width: int) -> float:
+    if width != FLOAT and is_undecided(act):
+        raise UncalibratedBits(
+            f"bits={width}: the sign and range of a layer's input are not known yet; give `convert` an example, or run "
+            "`calibrate` first"
+        )
+    r = None if width == FLOAT else act.range(width)
+    if same_methods(act, (InputQuantizer, ActQuantizer), ACT_METHODS) is None:
+        raise UnsupportedOperation(
+            f"activation quantizer {type(act).__name__} is not one the model file knows; use ActQuantizer"
+        )
+    return 1.0 if r is None else float(r)
+
+
+def layer_attributes(layer: AnyLayer, path: str, given: tuple[int, int, int], step: Step) -> tuple[str, dict[str, Any]]:
+    """The kind of an any-layer, and its FORMAT attributes but for those the codes decide."""
+    if isinstance(layer, AnyLinear):
+        if given[1:] != (1, 1) or step.size[1:] != (1, 1):
+            raise UnsupportedOperation(
+                f"linear layer {path!r} reads (N, ..., C) with more than one row an image; only (N, C) has an operation"
+            )
+        return "linear", {}
+    if not isinstance(layer, (AnyConv1d, AnyConv2d)):
+        raise UnsupportedOperation(
+            f"{type(layer).__name__} in module {path!r}: transposed convolutions have no operation; resize and "
+            f"convolve instead; the model file has {SUPPORTED}"
+        )
+    if layer.padding_mode != "zeros":
+        raise UnsupportedOperation(
+            f"layer {path!r} pads with padding_mode={layer.padding_mode!r}; only 'zeros' has an operation"
+        )
+    line = isinstance(layer, AnyConv1d)  # along W: a kernel of [1, k]
+    kernel, stride, dilation = ([1, *v] if line else list(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    if layer.padding == "same":  # torch puts the odd one at the end
+        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        before = [n // 2 for n in reach]
+        after = [n - b for n, b in zip(reach, before, strict=True)]
+    else:
+        given_pads = [0] * (2 - line) if layer.padding == "valid" else [int(p) for p in layer.padding]
+        before = after = [0, *given_pads] if line else given_pads
+    pad = [*before, *after]
+    return "conv", {"kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation, "groups": layer.groups}

@@ -1,0 +1,357 @@
+"""The check of `pack`: a model file just written and the module it was made from in, a Check or an error out.
+
+Float sums in another order move single values across the border between two codes, and every layer behind adds to it:
+outputs alone cannot tell rounding from a mistake. So the module is led along the file. At every quantizer the file's
+codes are compared with the module's, given the same codes before: they must be equal, or the module's number must lie
+at the border between the two. Then the module goes on with the file's codes. No difference grows, a wrong operation
+shows where it happens, and the outputs must agree but for float rounding. docs/pack.md, "The check".
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.errors import InputError, VerificationFailed
+from anyprec.format.graph import Graph
+from anyprec.nn.observe import run, undisturbed
+from anyprec.nn.quantizers import ActQuantizer
+from anyprec.nn.switching import Setting, bits, setting_name
+from anyprec.packing.answers import Answers, Apart, open_answers
+from anyprec.packing.images import SEED, noise
+from anyprec.packing.lower import Draft, Point
+from anyprec.packing.operations import title
+from anyprec.packing.steps import Step, Trace
+from anyprec.packing.trace import Recorder, run_recorded
+from anyprec.widths import FLOAT
+
+# Of a code's step: how far beyond the border a number of the module may lie, besides float rounding of large numbers.
+BORDER = 1e-3
+ROUNDING = 4e-6  # of the largest number of a tensor: float32 sums of some thousand products
+FLOATS = 1e-4  # of the largest number of a tensor: values that are compared as floats, behind several operations
+MOVED = 0.002  # share of codes at one place that may lie on the other side of a border; a few always may
+FEW = 4
+INPUT_PLACES = {"convolution": 0, "mm": 0, "addmm": 1}  # among the arguments; the weight is the next
+
+
+@dataclass(frozen=True)
+class ProfileCheck:
+    """How far the file is from the module in one profile."""
+
+    difference: float  # the largest between an output of the file and of the module, both run by themselves
+    spread: float  # standard deviation of the module's outputs, to compare it with
+    answers: int  # images (pixels, where outputs are maps)
+    same_answers: int  # of them, those where both have the same largest output
+    codes: int  # compared, given the same codes before
+    moved_codes: int  # of them, those on the other side of a border
+    alive: bool  # the outputs depend on the image: else the check says little
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the check looked at, and how long it took; it found nothing wrong."""
+
+    engine: str  # the instruction set the file ran on, or "oracle"
+    images: int
+    other_size: tuple[int, int] | None  # H, W at which it was checked as well, where the file takes any size
+    profiles: dict[str, ProfileCheck]
+    seconds: float
+
+    def __str__(self) -> str:
+        size = f", one of {self.other_size[0]} x {self.other_size[1]}" if self.other_size else ""
+        dead = f"; at {', '.join(self.dead)} the outputs are the same for every image, which shows little"
+        return (
+            f"agrees with the module on {self.images} images{size} ({self.engine}, {self.seconds:.2f} s)"
+            f"{dead if self.dead else ''}"
+        )
+
+    @property
+    def dead(self) -> list[str]:
+        """Profiles whose outputs do not depend on the image."""
+        return [name for name, found in self.profiles.items() if not found.alive]
+
+
+# --- The module, led along the file -----------------------------------------------------------------------
+
+
+class Follower(Recorder):
+    """Records a run as trace.py does, and puts the file's value in the place of each quantizer's, once compared."""
+
+    def __init__(self, model: nn.Module, plan: Plan, row: int, values: Mapping[str, np.ndarray]) -> None:
+        super().__init__(model)
+        self.plan, self.row, self.given = plan, row, values
+        self.rounds = bool(plan.rounded) and plan.settings[row] != FLOAT
+        self.compared = self.moved = 0
+
+    def ahead(self) -> Step:
+        """The step that comes next, if the run goes as it was traced."""
+        steps = self.plan.trace.steps
+        if len(self.steps) == len(steps):
+            raise Apart("the module runs more operations than it did on another number of images")
+        return steps[len(self.steps)]
+
+    def watch(self, module: nn.Module) -> Callable[..., Any]:
+        forward = super().watch(module)
+        if not isinstance(module, ActQuantizer):
+            return forward
+
+        def followed(y: Tensor, width: int) -> Tensor:
+            out = forward(y, width)
+            if not self.in_leaf or not isinstance(self.leaf_value, str):
+                return out
+            step = self.ahead()
+            point = self.plan.points.get(step.name)
+            return out if point is None else self.follow(step.name, point, y, out)
+
+        return followed
+
+    def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An 8-bit edge layer is float in the module: it gets the file's input and the rounded weight."""
+        if self.rounds and not self.in_leaf and (place := INPUT_PLACES.get(title(func))) is not None:
+            value, step = self.value_of(args[place]), self.ahead()
+            if step.name in self.plan.rounded and value == step.inputs[0]:
+                y, weight = args[place : place + 2]
+                rounded = torch.from_numpy(self.plan.rounded[step.name]).to(weight).permute(0, 3, 1, 2)
+                rounded = rounded.reshape(weight.shape) if step.kind == "conv" else rounded.flatten(1).t()
+                point = self.plan.points.get(step.name)
+                y = y if point is None else self.follow(step.name, point, y, None)
+                args = (*args[:place], y, rounded, *args[place + 2 :])
+        return super().execute(func, args, kwargs)
+
+    def follow(self, name: str, point: Point, y: Tensor, out: Tensor | None) -> Tensor:
+        """The file's value, as the module has it. `out` is what the module's quantizer made of y; None: it has none."""
+        top, left, bottom, right = point.pad
+        if any(point.pad):  # zeros that the file's convolution adds itself
+            y, out = unpadded(y, point.pad), None if out is None else unpadded(out, point.pad)
+        found = as_tensor(self.given[point.value], y)
+        width, r = point.codes.bits[self.row], float(point.codes.ranges[self.row])
+        if width == FLOAT:
+            check_floats(name, found, y if out is None else out)
+            value = found
+        else:
+            levels = 2**width - 1
+            step = r / levels * (2 if point.codes.signed else 1)
+            value = found * step - (r if point.codes.signed else 0)
+            self._check_codes(name, found, y / step + (levels / 2 if point.codes.signed else 0), levels)
+            if out is not None:
+                self._check_rounding(name, (out - value) / step)
+        return F.pad(value, (left, right, top, bottom)) if any(point.pad) else value
+
+    def _check_codes(self, name: str, codes: Tensor, numbers: Tensor, levels: int) -> None:
+        """`numbers` are the module's, in steps of a code, before they are clipped and rounded."""
+        beyond = (numbers.clamp(0, levels) - codes).abs() - 0.5  # of a border
+        moved = beyond > 0
+        count = int(moved.sum())
+        self.compared += codes.numel()
+        self.moved += count
+        most = BORDER + ROUNDING * float(numbers.abs().max())
+        wrong = ~(beyond <= most)
+        if wrong.any():
+            raise Apart(
+                f"{name!r}: {int(wrong.sum())} of {codes.numel()} codes are not the module's, one of them off by "
+                f"{float(beyond.max()) + 0.5:.3g} steps"
+            )
+        if count > FEW + MOVED * codes.numel():
+            raise Apart(f"{name!r}: {count} of {codes.numel()} codes are on the other side of a border")
+
+    def _check_rounding(self, name: str, apart: Tensor) -> None:
+        """The module's quantizer rounds to the file's codes, or to one next to it."""
+        wrong = ~((apart - apart.round()).abs() <= BORDER) | (apart.abs() > 1.5)
+        if wrong.any():
+            raise Apart(f"{name!r}: the module's quantizer makes other values of {int(wrong.sum())} of {wrong.numel()}")
+
+
+def as_tensor(values: np.ndarray, like: Tensor) -> Tensor:
+    """(N, H, W, C), or (N, C), as the module has it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2) if values.ndim == 4 else values))
+    if tensor.numel() != like.numel():
+        raise Apart(f"the file has a value of shape {tuple(values.shape)} where the module has {tuple(like.shape)}")
+    return tensor.reshape(like.shape).to(like)
+
+
+def unpadded(t: Tensor, pad: tuple[int, int, int, int]) -> Tensor:
+    top, left, bottom, right = pad
+    t = t[..., left : t.shape[-1] - right]
+    return t[..., top : t.shape[-2] - bottom, :] if top or bottom else t
+
+
+def check_floats(name: str, found: Tensor, wanted: Tensor) -> None:
+    gap = (found - wanted).abs().max()
+    if not gap <= FLOATS * wanted.abs().max():
+        raise Apart(
+            f"{name!r}: its numbers differ by up to {float(gap):.3g} (they go up to {float(wanted.abs().max()):.3g})"
+        )
+
+
+# --- The check --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a packed network beside its Graph."""
+
+    graph: Graph
+    trace: Trace
+    settings: Sequence[Setting]
+    points: Mapping[str, Point]
+    rounded: Mapping[str, np.ndarray]
+
+    def name(self, row: int) -> str:
+        return self.graph.profiles[row].name
+
+
+def make_plan(graph: Graph, trace: Trace, draft: Draft, settings: Sequence[Setting]) -> Plan:
+    made = {op.name for op in graph.ops}
+    points = {name: point for name, point in draft.points.items() if point.value in made}  # the others nothing reads
+    return Plan(graph, trace, settings, points, draft.rounded)
+
+
+def verify(model: nn.Module, path: Path, plan: Plan) -> Check:
+    """Raises VerificationFailed where the file at `path` is not the module, in any profile."""
+    start = time.perf_counter()
+    trace = plan.trace
+    model = in_single_precision(model)
+    probe = path.with_name(f"{path.name}.values")
+    found: dict[str, ProfileCheck] = {}
+    with exact_products():
+        try:
+            answers = open_answers(path, plan.graph, list(dict.fromkeys(p.value for p in plan.points.values())), probe)
+            for row in range(len(plan.settings)):
+                found[plan.graph.profiles[row].name] = check_profile(model, answers, plan, row)
+            other = check_other_size(model, answers, plan) if trace.free else None
+        finally:
+            probe.unlink(missing_ok=True)
+    return Check(answers.engine, len(trace.x), other, found, time.perf_counter() - start)
+
+
+def check_profile(model: nn.Module, answers: Answers, plan: Plan, row: int) -> ProfileCheck:
+    """The module by itself, as trace.py ran it, and led along the file."""
+    x, by_itself = plan.trace.x, [t.float().cpu() for t in plan.trace.results[row]]
+    difference = spread = float("nan")
+    try:
+        alone = [
+            as_tensor(y[: len(wanted)], wanted)
+            for y, wanted in zip(answers.outputs(pixels(x), plan.name(row)), by_itself, strict=True)
+        ]
+        difference = max(float((a - b).abs().max()) for a, b in zip(alone, by_itself, strict=True))
+        spread = max(float(wanted.std()) for wanted in by_itself)
+        follower = led(model, answers, plan, row, x[::2])  # not as many images as in trace.py: that must not matter
+    except Apart as apart:
+        found = f"outputs differ by up to {difference:.3g} (their standard deviation is {spread:.3g})"
+        raise failure(plan.settings[row], found, apart) from None
+    first = [outs[0].argmax(1) for outs in (alone, by_itself)]
+    return ProfileCheck(
+        difference=difference,
+        spread=spread,
+        answers=first[0].numel(),
+        same_answers=int((first[0] == first[1]).sum()),
+        codes=follower.compared,
+        moved_codes=follower.moved,
+        alive=any(bool((wanted != wanted[:1]).any()) for wanted in by_itself),
+    )
+
+
+def led(model: nn.Module, answers: Answers, plan: Plan, row: int, x: Tensor) -> Follower:
+    """One run of the module along the file; raises Apart where they part."""
+    x = x.to(in_type_of(model, x))
+    try:
+        outputs, values = answers.values(pixels(x), plan.name(row))
+    except InputError as error:
+        raise Apart(f"the input, which the file does not take ({error})") from None
+    follower = Follower(model, plan, row, values)
+    with bits(model, plan.settings[row]):
+        # Random numbers, if it draws any (Python's, numpy's: trace.py sees torch's), are others than in trace.py.
+        steps, _, made = run_recorded(model, x, plan.trace.key, follower, seed=SEED)
+    if [step.name for step in steps] != [step.name for step in plan.trace.steps]:
+        raise Apart(f"the module runs other operations when given {len(x)} images")
+    for name, ours, wanted in zip(plan.graph.outputs, outputs, made, strict=True):
+        check_floats(name, as_tensor(ours, wanted), wanted)
+    return follower
+
+
+def pixels(x: Tensor) -> np.ndarray:
+    """(N, H, W, C) float32, as the file takes it."""
+    places = [1] * (4 - x.dim())
+    return np.ascontiguousarray(
+        x.float().cpu().reshape(*x.shape[:2], *places, *x.shape[2:]).permute(0, 2, 3, 1).numpy()
+    )
+
+
+def failure(setting: Setting, found: str, apart: Apart) -> VerificationFailed:
+    return VerificationFailed(
+        f"the packed network does not compute what the module does at {setting_name(setting)}: {found}, first at "
+        f"{apart}; no file was written. Please report it; verify=False (--no-verify) writes the file all the same"
+    )
+
+
+def check_other_size(model: nn.Module, answers: Answers, plan: Plan) -> tuple[int, int] | None:
+    """One image of another size, in one profile: the file says that it takes any."""
+    x = plan.trace.x[:1].float().cpu()
+    row = max((r for r, setting in enumerate(plan.settings) if setting != FLOAT), default=0)
+    height, width = plan.trace.size[1:]
+    for h, w in ((smaller(height), smaller(width) + 32), (height + 32, width + 64)):
+        h = 1 if height == 1 else h
+        image = F.interpolate(x, size=(h, w) if x.dim() == 4 else (w,))
+        image = (image + 0.1 * x.std() * noise(tuple(image.shape))).to(in_type_of(model, x))
+        try:
+            led(model, answers, plan, row, image)
+        except Apart as apart:
+            if not takes(model, plan, row, image):
+                continue
+            found = f"images of {h} x {w} are not answered as those of {height} x {width}"
+            raise failure(plan.settings[row], found, apart) from None
+        except (ValueError, AssertionError):  # too small for this network; trace.py has seen the other run
+            continue
+        return h, w
+    return None
+
+
+def takes(model: nn.Module, plan: Plan, row: int, image: Tensor) -> bool:
+    call = ((image,), {}) if plan.trace.key is None else ((), {plan.trace.key: image})
+    try:
+        with bits(model, plan.settings[row]), torch.no_grad(), undisturbed(model):
+            run(model, call, "the example")
+    except (ValueError, AssertionError):
+        return False
+    return True
+
+
+def smaller(size: int) -> int:
+    """A size that networks which halve the image many times take as well: 224 -> 96, 32 -> 16; others stay."""
+    return size // 64 * 32 if size >= 96 else size // 2 if size in (32, 64) else size
+
+
+# --- Surroundings -----------------------------------------------------------------------------------------
+
+
+def in_single_precision(model: nn.Module) -> nn.Module:
+    """The model itself, or a copy on the CPU in float32: the file has numbers of half precision, but not its sums."""
+    parameters = list(model.parameters())
+    if all(p.device.type == "cpu" and p.dtype not in (torch.float16, torch.bfloat16) for p in parameters):
+        return model
+    return copy.deepcopy(model).float().cpu()
+
+
+def in_type_of(model: nn.Module, x: Tensor) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of the module in float32, whatever the user has set for speed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

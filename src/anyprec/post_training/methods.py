@@ -1,0 +1,155 @@
+"""`ptq`: a float network, some batches and a method in, a network that switches widths out. No training.
+
+"bs": weights as nested 8-bit codes, cut to k bits; norms as they are. "bc": the same, and batch-norm statistics made
+anew for each width. "aciq": see aciq.py. Called by users, cli_ptq.py and the experiment of the paper's Table 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyprec.errors import AnyprecError, DataError, UnsupportedBits
+from anyprec.nn.calibrate import calibrate
+from anyprec.nn.candidates import kind_of
+from anyprec.nn.convert import convert
+from anyprec.nn.observe import Call, InputQuantizer, calls_of, fit_range, observe, run, undisturbed
+from anyprec.nn.plain import as_float
+from anyprec.nn.quantizers import QUANTIZERS, Lsq, WeightQuantizer
+from anyprec.nn.switching import any_layers, set_bits
+from anyprec.post_training.aciq import AciqSettings, put_aciq
+from anyprec.progress import Progress
+from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
+
+METHODS: dict[str, str] = {
+    "bs": "bit shifting: the first k bits of nested 8-bit weights; norms of the float network",
+    "bc": "bit shifting, and batch-norm statistics calibrated for each width",
+    "aciq": "analytical clipping, bits per channel, bias correction (Banner et al., 2019)",
+}
+NESTING = tuple(name for name, kind in QUANTIZERS.items() if kind.nests)
+
+
+def ptq(
+    net: nn.Module,
+    loader: Iterable[Any],
+    method: str = "bc",
+    widths: Iterable[int] = INTEGER_WIDTHS,
+    *,
+    example: Any = None,
+    keep: Iterable[str] = ("first", "last"),
+    batches: int | None = None,
+    device: str | torch.device | None = None,
+    quantizer: str = "lsq",
+    aciq: AciqSettings | None = None,
+    progress: bool = False,
+) -> nn.Module:
+    """A copy of `net` that runs at any of `widths`, and at 32 as before; it is set to the widest of them.
+
+    `net` is any float network, or an any-precision one, whose float half is taken. `loader` gives unlabeled training
+    batches as for `calibrate`, augmented as in training: norms calibrated on anything else cost points. No more than
+    `batches` are read; all are kept in memory. `example` (default: the first batch) and `keep` are those of `convert`.
+    `quantizer` is the grid of "bs" and "bc": "lsq", linear over all weights of a layer, or "nested", with tanh, as in
+    training. `aciq` chooses among the parts of that method.
+    """
+    check_method(method)
+    wanted = integer_widths(widths)
+    if not isinstance(net, nn.Module):
+        raise AnyprecError(f"ptq was given a {type(net).__name__}; give it an nn.Module")
+    if quantizer not in NESTING:
+        raise AnyprecError(
+            f"quantizer={quantizer!r} has no codes that can be shifted; choose one of {', '.join(NESTING)}"
+        )
+    calls = list(calls_of(net, loader, batches, device))
+    if not calls:
+        raise DataError("the loader gave no batch; ranges and statistics need at least one of training data")
+    options: dict[str, Any] = {"widths": [*wanted, FLOAT], "quantizer": quantizer, "clip": "calibrated"}
+    model = convert(
+        as_float(net), example=as_example(calls[0]) if example is None else example, keep=keep, inplace=True, **options
+    )
+    with torch.no_grad():
+        if method == "aciq":
+            quantize_channels(model, calls, aciq or AciqSettings(), progress)
+        else:
+            shift_bits(model, wanted, calls, progress)
+    if method == "bc":
+        calibrate(model, [as_batch(call) for call in calls], wanted, batches=len(calls), progress=progress)
+    if method != "aciq":  # which has parts that a saved model does not know
+        remember(model, net, options)
+    set_bits(model, wanted[-1])
+    return model.eval()
+
+
+def check_method(method: str) -> None:
+    if method not in METHODS:
+        raise AnyprecError(f"method={method!r} is not known; choose one of {', '.join(METHODS)}")
+
+
+def integer_widths(widths: Iterable[int]) -> tuple[int, ...]:
+    """32 is always there, and need not be named."""
+    wanted = tuple(k for k in check_widths(widths) if k != FLOAT)
+    if not wanted:
+        raise UnsupportedBits("widths names float alone; give at least one of 1..8 to quantize to")
+    return wanted
+
+
+def as_example(call: Call) -> Any:
+    args, kwargs = call
+    return kwargs if kwargs else args
+
+
+def as_batch(call: Call) -> Any:
+    args, kwargs = call
+    return kwargs if kwargs else args[0]
+
+
+def shift_bits(model: nn.Module, widths: Sequence[int], calls: Sequence[Call], progress: bool) -> None:
+    """Scales of least squared error for the weights; signs and ranges of all inputs as they are in float."""
+    for layer in any_layers(model).values():
+        if isinstance(layer.quantizer, Lsq):
+            # The whole range. Training may clip, since weights adapt; here 8 bit should be float but for rounding.
+            layer.quantizer.range.copy_(layer.weight.abs().max().clamp_min(torch.finfo(layer.weight.dtype).tiny))
+            WeightQuantizer.fit(layer.quantizer, layer.weight, widths)
+        if isinstance(layer.act, InputQuantizer):
+            layer.act.undecided = True  # the example alone does not decide
+    with observe(model) as seen:
+        run_float(model, calls, progress)
+    for act, given in seen.items():
+        fit_range(act, given, widths)
+
+
+def quantize_channels(model: nn.Module, calls: Sequence[Call], settings: AciqSettings, progress: bool) -> None:
+    inputs = put_aciq(any_layers(model).values(), settings)
+    show: Callable[..., None] = lambda act, given: act.see(given[0])  # noqa: E731
+    hooks = [act.register_forward_pre_hook(show) for act in inputs]
+    try:
+        run_float(model, calls, progress)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for act in inputs:
+        act.fit_channels()
+
+
+def run_float(model: nn.Module, calls: Sequence[Call], progress: bool) -> None:
+    with undisturbed(model), Progress("observe", len(calls), "batch") if progress else nullcontext() as bar:
+        set_bits(model, FLOAT)
+        for number, call in enumerate(calls):
+            run(model, call, f"batch {number}")
+            if bar is not None:
+                bar.update()
+
+
+def remember(model: nn.Module, net: nn.Module, options: dict[str, Any]) -> None:
+    """A network of the zoo is saved with all that `load_model` needs to make its like: built, made float, converted."""
+    if not hasattr(net, "zoo_name"):
+        return
+    changed = any_layers(model)
+    kept = [name for name, module in model.named_modules() if kind_of(module) and name not in changed]
+    model.zoo_name = net.zoo_name
+    model.zoo_options = {**net.zoo_options, "widths": options["widths"]}  # type: ignore[assignment, dict-item]
+    # By name, since the first and last layers to run are not known without an example.
+    model.zoo_conversion = {**options, "keep": kept}  # type: ignore[assignment]

@@ -1,0 +1,39 @@
+"""Versions, CPU and instruction set of this machine, for `anyprec info` and for records of measurements.
+
+It reports what it finds and imports nothing optional (torch), so it also works on a broken install.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+from anyprec import __version__
+
+
+def collect() -> dict[str, str | int | list[str] | None]:
+    found: dict[str, str | int | list[str] | None] = {
+        "anyprec": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "numpy": installed("numpy"),
+        "torch": installed("torch"),
+        "cores": os.cpu_count(),
+    }
+    try:
+        from anyprec.run import cpu
+    except ImportError as error:  # built for another Python or libc: the very thing this command should show
+        found["engine"] = f"cannot be loaded: {error}"
+        return found
+    found["cpu"] = cpu.cpu_name()
+    found["features"] = list(cpu.cpu_features())
+    found["isa"] = cpu.isa()
+    return found
+
+
+def installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

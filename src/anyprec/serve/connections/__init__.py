@@ -1,0 +1,1 @@
+"""Sockets: limits, slow clients, TLS, and the server process."""

@@ -1,0 +1,303 @@
+"""One client's connection: uvicorn's HTTP/1.1 protocol with limits on time, headers and connections, and JSON errors.
+
+Requests whose ends could be understood in two ways are refused, upgrades are ignored. Slow clients are found by a sweep
+twice a second (server.py), so that a request costs no timer. Tells the application when a request was complete, when
+its client is gone, and whether it came over the control socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from anyprec.serve.connections.arrival import arrival_time
+from anyprec.serve.connections.table import ConnectionTable, Place, grouped, named_by_proxy
+from anyprec.serve.monitoring.logs import log
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long, how many, how large: of connections."""
+
+    header_s: float = 10.0  # to send a request's headers
+    body_s: float = (
+        30.0  # without BODY_RATE: what comes faster makes up for pauses, but never for longer ones than this
+    )
+    write_s: float = 30.0  # to take some of an answer
+    idle_s: float = 75.0  # between two requests
+    connections: int = 1024
+    per_address: int | None = None  # of them; None: half
+    header_bytes: int = 64 << 10  # beyond what comes with the first read, at most 256 KiB
+    message_bytes: int = 64 << 20  # of one request, chunk sizes and trailers included
+
+
+BODY_RATE = 16 << 10  # bytes a second
+HURRY_S = 1.0  # a request that is so late makes way where places or memory are wanted
+HURRY_WRITE_S = 5.0  # an answer of which nothing was taken for so long, likewise
+PIPELINED = 128  # requests of one connection that wait for their answer
+HEALTH = (b"/v2/health/live", b"/v2/health/ready")
+HOST = re.compile(rb"([\w.~!$&'()*+,;=%-]*|\[[0-9A-Fa-fv:.]+\])(:[0-9]{0,5})?", re.ASCII)
+NOT_HTTP = (400, "this is not an HTTP request")
+FULL = (503, "the server has as many connections as it takes", "retry-after: 1\r\n")
+
+
+class Connection(HttpToolsProtocol):
+    """A server makes a subclass of its own, which holds these."""
+
+    patience = Patience()
+    table = ConnectionTable(1024, 512)
+    control = False  # a connection over the control socket
+    closing = False  # the server stops: this answer is the connection's last
+    handshake: Place | None = None  # its TLS is agreed on, and its place is ours
+    on_refused = staticmethod(lambda status: None)  # told of every refusal outside the application
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        now = time.monotonic()
+        self.since: float | None = now  # a request is being read
+        self.until = now + self.patience.header_s  # more must come by then
+        self.in_headers = True
+        self.received = 0  # bytes of this message so far, but for those of the read it began in
+        self.body_bytes = 0  # of this message's body so far
+        self.unsent_since: float | None = None
+        self.idle_since: float | None = None
+        self.closed_at: float | None = None  # noticed to be closing
+        self.upgrade = False  # the parser is about to leave out a body; see _feed
+        self.wrong: tuple[Any, ...] = NOT_HTTP  # status and message, once the parser has stopped
+        self.broken = False  # nothing more is read; `wrong` is said after the answers to earlier requests
+        self.cycles: deque[Any] = deque()  # requests whose answer is not complete, in order
+        host = self.client[0] if self.client else ""
+        self.address, self.trusted = grouped(host), self.table.is_trusted(host)
+        if self.handshake is not None:
+            self.table.remove(self.handshake)
+        self.for_health = not self.control and not self.table.admit(self)
+        if self.for_health:
+            self.until = now + min(self.patience.header_s, 2 * HURRY_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.table.remove(self)
+        self.since = None
+        for cycle in self.cycles:
+            cycle.disconnected = True
+            if cycle.gone is not None:
+                cycle.gone()
+        self.cycles.clear()
+
+    # --- reading ---
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing() or self.broken:
+            return
+        self._unset_keepalive_if_required()
+        self.table.works(self)
+        self.received += len(data)
+        if self.since is not None and not self.in_headers:
+            self.until = min(time.monotonic() + self.patience.body_s, self.until + len(data) / BODY_RATE)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.broken = True
+            self._refuse_if_broken()
+            return
+        if self.since is None:
+            self._rest_if_done()
+        elif self.in_headers:
+            if self.received > self.patience.header_bytes:
+                self.refuse(431, f"the headers have over {self.patience.header_bytes:,} bytes")
+        elif self.received > self.patience.message_bytes:
+            self.refuse(413, f"the request has over {self.patience.message_bytes:,} bytes")
+
+    def _feed(self, data: bytes) -> None:
+        """No upgrade is taken: such a request is an ordinary one (RFC 9110, 7.8), with its body.
+
+        The parser leaves the body of an upgrade to others, and cannot be told not to: what follows the headers would
+        then run as the next request. So a new parser reads the same headers without `Upgrade`, and goes on from there.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.version().encode())
+                fields = (b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+                self.upgrade = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's: left unread
+                self.parser.feed_data(head + b"".join(fields) + b"\r\n")
+                data = data[stopped.args[0] :]
+
+    def version(self) -> str:
+        found: str = self.parser.get_http_version()
+        return found
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        now = time.monotonic()
+        self.since, self.until, self.in_headers, self.received = now, now + self.patience.header_s, True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_headers:  # not a trailer, which nobody here wants
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.check_head()
+        if self.parser.should_upgrade():
+            self.upgrade = True
+            return
+        super().on_headers_complete()
+        self.in_headers, self.body_bytes = False, 0
+        self.until = time.monotonic() + self.patience.body_s
+        cycle: Any = self.cycle
+        cycle.arrived = cycle.gone = None
+        cycle.control, cycle.address = self.control, self.address
+        self.scope["extensions"] = {"anyprec": cycle}
+        if self.trusted:
+            named = named_by_proxy(self.headers, self.table.trusted)
+            if named is not None:
+                self.scope["client"] = (named, 0)
+        self.cycles.append(cycle)
+        if len(self.cycles) > PIPELINED:
+            self.stop(429, f"over {PIPELINED} requests wait on this connection")
+        if self.closing or self.for_health:
+            cycle.keep_alive = False
+
+    def check_head(self) -> None:
+        """What the parser lets pass although another server might read it in another way."""
+        version = self.version()
+        if version not in ("1.1", "1.0"):
+            self.stop(505, "HTTP/1.1 and HTTP/1.0 are spoken here")
+        hosts, codings = [], []
+        for name, value in self.headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                codings.append(value)
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            self.stop(400, f"a request has one Host header, not {len(hosts)}")
+        if hosts and not HOST.fullmatch(hosts[0].strip()):
+            self.stop(400, "the Host header is not a host and a port")
+        if codings and (version == "1.0" or [one.strip().lower() for one in codings] != [b"chunked"]):
+            self.stop(400, "Transfer-Encoding must be chunked, once, and in HTTP/1.1")
+        if self.parser.get_method() == b"CONNECT":
+            self.stop(405, "this is no proxy")
+        if self.for_health and self.url.partition(b"?")[0] not in HEALTH:
+            self.stop(*FULL)
+
+    def stop(self, *why: Any) -> None:
+        """Within the parser: it stops, and data_received refuses."""
+        self.wrong = why
+        raise ValueError
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.upgrade:
+            return
+        self.since = None
+        if self.cycle is not None:
+            self.cycle.arrived = arrival_time(self.transport.get_extra_info("socket"))  # type: ignore[attr-defined]
+        super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # uvicorn stops at a large body, and would not see its client go away
+
+    def on_response_complete(self) -> None:
+        while self.cycles and self.cycles[0].response_complete:
+            self.cycles.popleft()
+        super().on_response_complete()
+        if self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()  # uvicorn reads on after every answer, and the pipeline would grow without end
+        self.idle_since = None
+        self._rest_if_done()
+        self._refuse_if_broken()
+
+    def _refuse_if_broken(self) -> None:
+        if self.broken and all(cycle.more_body for cycle in self.cycles):  # but for one whose body broke off
+            self.refuse(*self.wrong)
+
+    def _rest_if_done(self) -> None:
+        if self.since is None and not self.cycles and not self.broken:
+            if self.idle_since is None:  # an empty line between two requests does not count
+                self.idle_since = time.monotonic()
+            self.table.rests(self)
+
+    def unfinished_bytes(self) -> int:
+        return 0 if self.since is None or self.in_headers else self.body_bytes
+
+    # --- writing ---
+
+    def pause_writing(self) -> None:
+        self.unsent_since = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.unsent_since = None
+        super().resume_writing()
+
+    def refuse(self, status: int, message: str, headers: str = "") -> None:
+        """Answer outside the application, and close. Where an answer is on its way, only close."""
+        if self.transport.is_closing():
+            return
+        self.table.remove(self)
+        if any(cycle.response_started for cycle in self.cycles):
+            self.transport.abort()
+            return
+        body = json.dumps({"error": message}).encode()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}connection: close\r\n\r\n"
+        self.on_refused(status)
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()
+        log.debug("connection closed", status=status, why=message, client=self.client and self.client[0])
+
+    # --- called by the server and the table ---
+
+    def is_slow(self, now: float) -> bool:
+        """Late enough to make way for others, not late enough to be refused for it."""
+        if self.unsent_since is not None and now - self.unsent_since > HURRY_WRITE_S:
+            return True
+        if self.since is None or self.flow.read_paused:
+            return False
+        allowed = self.patience.header_s if self.in_headers else self.patience.body_s
+        return now > self.until - allowed + min(HURRY_S, allowed)
+
+    def push_out(self) -> None:
+        if self.since is not None and (self.received or not self.in_headers):
+            self.refuse(503, "the server needed the place of a slow request; send it again", "retry-after: 1\r\n")
+        elif self.transport.get_write_buffer_size() or self.cycles:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def sweep(self, now: float) -> None:
+        patience = self.patience
+        if self.transport.is_closing():  # but what was written is not taken
+            self.closed_at = self.closed_at or now
+            if now - self.closed_at > patience.write_s:
+                self.transport.abort()
+        elif self.unsent_since is not None and now - self.unsent_since > patience.write_s:
+            self.transport.abort()
+        elif self.flow.read_paused:  # by us: its time stands still
+            self.until = max(self.until, now + HURRY_S)
+        elif self.since is not None:
+            if now > self.until:
+                self.refuse(408, "the request took too long to come")
+        elif not self.cycles and self.idle_since is not None and now - self.idle_since > patience.idle_s:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close if nothing is on its way; a request that has begun to come, or waits for its answer, gets it."""
+        if self.cycles or (self.since is not None and self.received):
+            for cycle in self.cycles:
+                cycle.keep_alive = False
+        else:
+            self.transport.close()

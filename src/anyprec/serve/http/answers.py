@@ -1,0 +1,84 @@
+"""Answers of /infer on their way out: outputs of the engine in, bytes on the connection out. Called by app.py.
+
+However large an answer is, it does not hold up the event loop: its JSON is made by other threads, without the GIL, a
+piece at a time as the client takes it; binary tensors are sent from the engine's own output. What would be too large is
+refused before the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from anyprec.serve.http.exchange import BINARY, JSON, Http
+from anyprec.serve.http.protocol import SMALL, Body, Call, Refusal, Signature, answer_size, as_text, write_answer
+from anyprec.serve.models import Loaded
+
+if TYPE_CHECKING:
+    from anyprec.serve.http.app import App
+
+T = TypeVar("T")
+ONE_PIECE = 1 << 18  # bytes of a binary answer that are handed over at a time, uncopied
+
+
+def check_answer(app: App, http: Http, call: Call, loaded: Loaded) -> None:
+    """Refuse before the run what could not be sent after it; count the outputs among the bytes held."""
+    shapes = loaded.output_shapes(call.x)
+    count, json_bytes = answer_size(call, shapes)
+    if json_bytes > app.bounds.answer_json:
+        raise Refusal(
+            413,
+            f"the answer would have {count:,} numbers, up to {json_bytes:,} bytes of JSON; at most "
+            f"{app.bounds.answer_json:,} are sent (--max-answer-json). Ask for binary tensors, 4 bytes a number: "
+            '"parameters": {"binary_data_output": true}',
+        )
+    floats = 4 * sum(map(math.prod, shapes))
+    if floats > app.bounds.held:
+        raise Refusal(
+            413, f"the outputs would have {floats:,} bytes; at most {app.bounds.held:,} are held (--max-held)"
+        )
+    app.hold(http, floats)
+
+
+async def send_answer(
+    app: App, http: Http, about: Mapping[str, Any], call: Call, signature: Signature, outputs: Sequence[np.ndarray]
+) -> None:
+    count, _ = answer_size(call, [y.shape for y in outputs])
+    small = count <= SMALL
+    body = await written(app, small, write_answer, about, call, signature, outputs)
+    if not (small or body.tensors or http.scope.get("http_version") == "1.0"):  # which knows no chunks
+        await http.respond_pieces(json_pieces(app, body), JSON)
+        return
+    head = b"".join([await written(app, small, as_text, piece) for piece in body.pieces()])
+    if not body.tensors:
+        await http.respond(200, head)
+        return
+    size = len(head) + sum(map(len, body.tensors))
+    lengths = ((b"content-length", b"%d" % size), (b"inference-header-content-length", b"%d" % len(head)))
+    if size <= ONE_PIECE:
+        await http.respond(200, b"".join([head, *body.tensors]), BINARY, lengths[1:])
+    else:
+        await http.respond_pieces(binary_pieces(head, body.tensors), BINARY, lengths)
+
+
+async def json_pieces(app: App, body: Body) -> AsyncIterator[bytes]:
+    for piece in body.pieces():
+        yield await written(app, isinstance(piece, bytes), as_text, piece)
+
+
+async def binary_pieces(head: bytes, tensors: Sequence[memoryview]) -> AsyncIterator[bytes | memoryview]:
+    yield head
+    for tensor in tensors:
+        for first in range(0, len(tensor), ONE_PIECE):
+            yield tensor[first : first + ONE_PIECE]
+
+
+async def written(app: App, small: bool, work: Callable[..., T], *args: Any) -> T:
+    """What is not small by another thread."""
+    if small:
+        return work(*args)
+    return await asyncio.get_running_loop().run_in_executor(app.writers, work, *args)

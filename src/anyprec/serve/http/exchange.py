@@ -1,0 +1,185 @@
+"""One HTTP request on its way through the application: what it says, and how it is answered.
+
+Http wraps the three things ASGI gives (scope, receive, send). Made by app.py, used by every handler of routes.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from anyprec.serve.http.keys import Caller
+from anyprec.serve.http.protocol import Refusal
+from anyprec.serve.models import Served
+from anyprec.serve.monitoring.metrics import ServedRun
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON: Header = (b"content-type", b"application/json")
+BINARY: Header = (b"content-type", b"application/octet-stream")
+CLOSE: Header = (b"connection", b"close")
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+DISCARD_S, DISCARD_BYTES = 2.0, 1 << 28  # what is still read of a refused body, so that its client sees why
+FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
+GONE = 499  # how a client that went away is counted; nothing is sent
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+class Http:
+    """One request on its way."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, fresh_id: bytes) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id")
+        self.id = given if given is not None and REQUEST_ID.fullmatch(given) else fresh_id
+        # Our own connection (connection.py) tells when the request was complete and when the client is gone.
+        self.cycle = (scope.get("extensions") or {}).get("anyprec")
+        self.by_socket: bool = getattr(self.cycle, "control", False)  # the control socket
+        self.caller: Caller | None = None
+        self.name = ""  # the model in the path
+        self.served: Served | None = None
+        self.held = 0
+        self.status = 0
+        self.sent = False
+        self.discard = False  # an unread body follows a refusal
+        self.inference = False  # counts for what the page and the metrics say of answers in time
+        self.came: float | None = None
+        self.deadline = math.inf
+        self.runs: list[ServedRun] = []
+        self.bits: int | str | None = None
+        self.latency_s: float | None = None
+
+    @property
+    def client(self) -> str:
+        """Whose share of the queue this is."""
+        if self.caller is not None and self.caller.name is not None:
+            return self.caller.name
+        address = self.scope.get("client")
+        return address[0] if address else ""
+
+    def arrived(self) -> float:
+        """When the last byte of the request came; first asked for when the body is read."""
+        if self.came is None:
+            stamp: float | None = getattr(self.cycle, "arrived", None)
+            self.came = time.monotonic() if stamp is None else stamp
+        return self.came
+
+    async def respond(
+        self, status: int, body: bytes, kind: Header = JSON, headers: tuple[Header, ...] = (), more: bool = False
+    ) -> None:
+        self.status, self.sent = status, True
+        length = (b"content-length", b"%d" % len(body))
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [kind, length, (b"x-request-id", self.id), *headers],
+            }
+        )
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def respond_pieces(
+        self, pieces: AsyncIterator[bytes | memoryview], kind: Header, headers: tuple[Header, ...] = ()
+    ) -> None:
+        """200, piece by piece as the client takes them: an answer of any length needs no more memory than a piece.
+
+        Without a content-length among `headers` it is sent in chunks.
+        """
+        self.status, self.sent = 200, True
+        start = [kind, (b"x-request-id", self.id), *headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": start})
+        async for piece in pieces:
+            if getattr(self.cycle, "disconnected", False):
+                raise Gone
+            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def respond_json(self, value: Any, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
+        await self.respond(status, to_json(value), JSON, headers)
+
+
+def is_forwarded(headers: Mapping[bytes, bytes]) -> bool:
+    """A proxy says so: whoever asks may be anywhere."""
+    return any(name in FORWARDING or name.startswith(b"x-forwarded-") for name in headers)
+
+
+def key_of(headers: Mapping[bytes, bytes]) -> bytes | None:
+    given = headers.get(b"authorization")
+    if given is not None and given[:7].lower() == b"bearer ":
+        return given[7:].strip()
+    return headers.get(b"x-api-key")
+
+
+def length_header(headers: Mapping[bytes, bytes]) -> int | None:
+    given = headers.get(b"inference-header-content-length")
+    if given is None:
+        return None
+    if not re.fullmatch(rb"[0-9]{1,12}", given):
+        raise Refusal(400, "Inference-Header-Content-Length is not a number")
+    return int(given)
+
+
+def inflate(body: bytes, gzipped: bool, most: int) -> bytes:
+    """gzip, zlib, or (as some clients understand "deflate") raw deflate; never more than `most` bytes come out."""
+    ways = (31,) if gzipped else (15, -15)
+    for way in ways:
+        engine = zlib.decompressobj(way)
+        try:
+            found = engine.decompress(body, most + 1)
+        except zlib.error as error:
+            if way == ways[-1]:
+                raise Refusal(400, f"the body cannot be decompressed: {error}") from error
+            continue
+        break
+    if len(found) > most:
+        raise Refusal(413, f"the body has over {most:,} bytes when decompressed, more than are taken")
+    if not engine.eof:
+        raise Refusal(400, "the compressed body is cut short")
+    return found
+
+
+async def discard(receive: Receive) -> None:
+    left = DISCARD_BYTES
+    while left > 0:
+        message = await receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            return
+        left -= len(message.get("body", b""))
+
+
+async def disconnected(receive: Receive, gone: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gone()
+
+
+def to_json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:  # NaN or infinity somewhere, such as the accuracy of a width nobody measured
+        return json.dumps(without_nan(value), separators=(",", ":")).encode()
+
+
+def without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return value

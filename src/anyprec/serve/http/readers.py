@@ -1,0 +1,56 @@
+"""Readers: posted images and long JSON in, arrays out; in processes that can be killed. Called by app.py and routes.py.
+
+Images have processes of their own, so that none of them can hold up tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from anyprec.serve.http.protocol import Call, Signature, Wanted, read_call
+from anyprec.serve.http.workers import Workers
+
+LONG_JSON = 64 << 10  # bytes: to read them takes 2 to 4 ms, in which the event loop does nothing else
+LARGE = 1 << 20  # bytes of a binary tensor: to convert or copy more takes a ms and longer
+CALL_S = 5.0  # for a JSON request; 4 MiB take 0.3 s
+
+
+class Readers:
+    """image_s: the longest that an image may take. on_kill: called for every job that was ended."""
+
+    def __init__(self, image_s: float, on_kill: Callable[[], None] = lambda: None) -> None:
+        self.images = Workers(2, image_s, on_kill)
+        self.calls = Workers(1, CALL_S, on_kill)
+
+    def start(self) -> None:
+        self.images.start()
+        self.calls.start()
+
+    def close(self) -> None:
+        self.images.close()
+        self.calls.close()
+
+    async def image(self, body: bytes, signature: Signature, max_pixels: int, until: float) -> np.ndarray:
+        head, data = await self.images.run("image", body, signature, max_pixels, until=until)
+        return np.frombuffer(data, head["dtype"]).reshape(head["shape"])
+
+    async def call(self, body: bytes, header_length: int | None, signature: Signature) -> Call:
+        if (len(body) if header_length is None else header_length) <= LONG_JSON:
+            if len(body) <= LARGE:
+                return read_call(body, header_length, signature)
+            loop = asyncio.get_running_loop()  # numpy converts and copies without the GIL
+            return await loop.run_in_executor(None, read_call, body, header_length, signature)
+        # Its own deadline is not known before it is read.
+        head, data = await self.calls.run("call", body, header_length, signature, until=time.monotonic() + CALL_S)
+        return Call(
+            np.frombuffer(data, head["dtype"]).reshape(head["shape"]),
+            tuple(Wanted(**one) for one in head["wanted"]),
+            head["id"],
+            head["bits"],
+            head["min_bits"],
+            head["deadline_s"],
+        )

@@ -1,0 +1,1 @@
+"""What happened: metrics, logs, the last seconds as clients saw them."""

@@ -1,0 +1,88 @@
+"""What /metrics reads at the moment it is asked for: policy, widths, engine time, what waits, the last 10 seconds.
+
+ModelGauges is a collector of prometheus_client, made by app.py; metrics.py holds what is counted as it happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from anyprec.serve.models import Loaded, Models, Served
+from anyprec.serve.monitoring.metrics import Metrics
+from anyprec.serve.monitoring.recent import mean_accuracy
+from anyprec.serve.scheduling.policy import POLICIES
+
+# Name -> kind, help, labels beside the model.
+READ: dict[str, tuple[type[Metric], str, tuple[str, ...]]] = {
+    "model_ready": (GaugeMetricFamily, "1 if the model is loaded", ()),
+    "model_loads": (GaugeMetricFamily, "Times that its file was loaded", ()),
+    "slo_seconds": (GaugeMetricFamily, "The latency target", ()),
+    "queue_requests": (GaugeMetricFamily, "Requests that wait", ()),
+    "queue_images": (GaugeMetricFamily, "Images that wait", ()),
+    "attainment_ratio": (GaugeMetricFamily, "Share of requests answered in time in the last 10 s", ()),
+    "overloaded": (GaugeMetricFamily, "1 while the model is overloaded, as the log and the page say", ()),
+    "policy": (GaugeMetricFamily, "1 for the policy in force, 0 for the others", ("policy",)),
+    "width_held": (GaugeMetricFamily, "1 for the width that is held; 0 for all where the policy is free", ("bits",)),
+    "width_last": (GaugeMetricFamily, "1 for the width of the last batch that the policy chose", ("bits",)),
+    "width_accuracy_ratio": (GaugeMetricFamily, "Accuracy that the model file notes for a width", ("bits",)),
+    "expected_accuracy_ratio": (GaugeMetricFamily, "Accuracy expected of what was served in the last 10 s", ()),
+    "engine_seconds": (CounterMetricFamily, "Engine time by width", ("bits",)),
+    "engine_batches": (CounterMetricFamily, "Batches by width", ("bits",)),
+    "cancelled_runs": (CounterMetricFamily, "Batches that stopped between two steps: nobody wanted their answers", ()),
+    "precision_changes": (CounterMetricFamily, "Batches whose width the policy chose other than the one before", ()),
+}
+Numbers = Mapping[str, float | Mapping[str, float]]  # by name; by label value where READ has a label
+
+
+class ModelGauges(Collector):
+    def __init__(self, models: Models, metrics: Metrics) -> None:
+        self.models, self.metrics = models, metrics
+        metrics.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # known when asked; without this the registry would ask at once
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Any] = {}
+        for served in self.models:
+            for name, value in self.numbers(served).items():
+                kind, about, labels = READ[name]
+                if name not in families:
+                    families[name] = kind(f"anyprec_{name}", about, labels=["model", *labels])  # type: ignore[call-arg]
+                for label, one in value.items() if isinstance(value, Mapping) else (("", value),):
+                    families[name].add_metric([served.name, label] if labels else [served.name], float(one))
+        return families.values()
+
+    def numbers(self, served: Served) -> Numbers:
+        found = {"model_ready": float(served.now is not None), "model_loads": float(served.loads)}
+        return found if served.now is None else {**found, **self._loaded(served, served.now)}
+
+    def _loaded(self, served: Served, loaded: Loaded) -> Numbers:
+        stats = loaded.scheduler.stats()
+        total = self.metrics.recent[served.name].over(time.time())
+        profiles = loaded.signature.profiles
+        known = {name: accuracy / 100 for name, accuracy in loaded.accuracies.items() if accuracy is not None}
+        found: dict[str, float | dict[str, float]] = {
+            "slo_seconds": self.models.settings.slo_s,
+            "queue_requests": stats["queue"]["requests"],
+            "queue_images": stats["queue"]["images"],
+            "attainment_ratio": 1.0 if total.attainment is None else total.attainment,
+            "overloaded": self.metrics.overloads[served.name].since is not None,
+            "policy": {name: float(name == stats["policy"]) for name in POLICIES},
+            "width_held": {name: float(name == str(stats["bits"])) for name in profiles},
+            "width_last": {name: float(name == stats["last_bits"]) for name in profiles},
+            "width_accuracy_ratio": known,
+            "engine_seconds": stats["engine_s"],
+            "engine_batches": stats["batches"],
+            "cancelled_runs": stats["cancelled_runs"],
+            "precision_changes": stats["precision_changes"],
+        }
+        accuracy = mean_accuracy(total.bits, lambda bits: loaded.accuracies.get(str(bits)))
+        if accuracy is not None:
+            found["expected_accuracy_ratio"] = accuracy / 100
+        return found

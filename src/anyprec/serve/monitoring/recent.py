@@ -1,0 +1,133 @@
+"""The last minutes of one model, second by second, as its clients saw them: what ended how, at which bits, how late.
+
+metrics.py notes every inference request here when its answer has been sent, or its refusal. The page, /live, the
+overload lines of the log and the gauges of /metrics all read this one record: they cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from anyprec.serve.monitoring.histogram import bin_of, quantile
+
+KEEP = 300  # seconds of history
+WINDOW = 10  # seconds that "now" stands for: on the page, in the log and in /metrics
+
+# What a request can come to. LEFT: its client went away after the deadline. TURNED_AWAY: its connection was refused
+# before it could name a model, which counts for every model. A client's own mistake (400, 413, ...) and one that went
+# away before its deadline are not among them: nothing was promised, or nobody waited.
+IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT = "in_time", "late", "refused", "expired", "failed", "left"
+TURNED_AWAY = "turned_away"
+OUTCOMES = (IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT, TURNED_AWAY)
+
+Accuracy = Callable[[int | str], float | None]
+
+
+class Period:
+    """One second of one model, or several added up."""
+
+    __slots__ = ("at", "bits", "latencies", "outcomes", "slowest_s")
+
+    def __init__(self, at: int = -1) -> None:
+        self.at = at
+        self.outcomes: Counter[str] = Counter()
+        self.bits: Counter[int | str] = Counter()  # runs at each width; an image at every width has several
+        self.latencies: Counter[int] = Counter()  # of answers, by bin
+        self.slowest_s = 0.0
+
+    def add(self, other: Period) -> None:
+        self.outcomes.update(other.outcomes)
+        self.bits.update(other.bits)
+        self.latencies.update(other.latencies)
+        self.slowest_s = max(self.slowest_s, other.slowest_s)
+
+    @property
+    def requests(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of all requests that was answered in time; None where there were none."""
+        requests = self.requests
+        return self.outcomes[IN_TIME] / requests if requests else None
+
+    def quantile_ms(self, q: float) -> float | None:
+        """Of the latency of answers, at most 3 % too much."""
+        return round(1e3 * min(self.slowest_s, quantile(self.latencies, q)), 4) if self.latencies else None
+
+    def record(self, accuracy: Accuracy | None = None) -> dict[str, Any]:
+        answered = self.outcomes[IN_TIME] + self.outcomes[LATE]
+        return {
+            "requests": self.requests,
+            "answered": answered,
+            **{name: self.outcomes[name] for name in OUTCOMES},
+            "bits": {str(bits): count for bits, count in self.bits.items()},
+            "p50_ms": self.quantile_ms(0.5),
+            "p99_ms": self.quantile_ms(0.99),
+            "max_ms": self.quantile_ms(1.0),
+            "accuracy": mean_accuracy(self.bits, accuracy),
+        }
+
+
+class Recent:
+    """The last KEEP seconds, in a ring: memory that does not grow."""
+
+    def __init__(self) -> None:
+        self.ring = [Period() for _ in range(KEEP)]
+
+    def second(self, now: float) -> Period:
+        at = int(now)
+        if self.ring[at % KEEP].at != at:
+            self.ring[at % KEEP] = Period(at)
+        return self.ring[at % KEEP]
+
+    def ended(self, now: float, outcome: str, latency_s: float | None = None, bits: Iterable[int | str] = ()) -> None:
+        """A request came to its end; `latency_s` where it was answered, with the bits of its runs."""
+        second = self.second(now)
+        second.outcomes[outcome] += 1
+        if latency_s is not None:
+            second.latencies[bin_of(latency_s)] += 1
+            second.slowest_s = max(second.slowest_s, latency_s)
+        for width in bits:
+            second.bits[width] += 1
+
+    def _full(self, now: float, seconds: int) -> Iterable[tuple[int, Period]]:
+        """(ago, second) of the full seconds before `now`, oldest first; the one under way is not among them."""
+        for ago in range(min(seconds, KEEP - 1), 0, -1):
+            second = self.ring[(int(now) - ago) % KEEP]
+            yield ago, second if second.at == int(now) - ago else Period()
+
+    def series(self, now: float, seconds: int, accuracy: Accuracy | None = None) -> list[dict[str, Any]]:
+        return [{"ago": ago, **second.record(accuracy)} for ago, second in self._full(now, seconds)]
+
+    def over(self, now: float, seconds: int = WINDOW) -> Period:
+        """The same full seconds added up."""
+        total = Period()
+        for _, second in self._full(now, seconds):
+            total.add(second)
+        return total
+
+
+def window_record(total: Period, seconds: int, accuracy: Accuracy | None = None) -> dict[str, Any]:
+    """What the tiles of the page show: all of it over the same `seconds`."""
+    widths = [(int(bits), count) for bits, count in total.bits.items() if str(bits).isdigit()]
+    runs = sum(count for _, count in widths)
+    return {
+        "seconds": seconds,
+        "per_second": total.requests / seconds,
+        "attainment": total.attainment,
+        "mean_bits": sum(bits * count for bits, count in widths) / runs if runs else None,
+        **total.record(accuracy),
+    }
+
+
+def mean_accuracy(bits: Counter[int | str], accuracy: Accuracy | None) -> float | None:
+    """Percent expected of what was served, by the file's note of each width; None where one width has none."""
+    if not bits or accuracy is None:
+        return None
+    known = [(accuracy(width), count) for width, count in bits.items()]
+    if any(value is None for value, _ in known):
+        return None
+    return round(sum((value or 0.0) * count for value, count in known) / sum(bits.values()), 3)

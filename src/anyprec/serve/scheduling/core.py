@@ -1,0 +1,333 @@
+"""Desk: queue, latency table and policy together, without a clock or a thread. Scheduler and simulator are its callers.
+
+refused = desk.arrive(request, now)     it waits now, or Overloaded is raised
+work = desk.next(now)                   the next batch to run, or None
+desk.finish(work, seconds, now)
+desk.refused                            requests given up meanwhile, with the error each is to be told
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from anyprec.errors import Expired, Overloaded, ServeError, UnsupportedBits
+from anyprec.serve.scheduling.latency import LatencyTable
+from anyprec.serve.scheduling.policy import POLICIES, AccuracyFirst, Adaptive, Fixed, Level, Policy, State, levels_of
+from anyprec.serve.scheduling.queue import Kind, Limits, Queue, Request, expiry
+
+RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
+MOST_SHAPES = 64  # image sizes with a table of their own
+MOST_WEIGHED = 128  # requests looked at where they differ in size or bits: what comes after is decided later
+REVIEW_S = 5.0  # how often it is asked which profiles are worth having, as their times change
+LATE_SHARE = 0.25  # of the SLO: how long those who are late anyway may hold up those who may still come
+
+Refusal = tuple[Request, Exception]
+
+
+@dataclass(eq=False)
+class Work:
+    """One batch: who is in it, at which level, when it began and is expected to end."""
+
+    requests: list[Request]
+    level: Level
+    images: int
+    began: float
+    ends: float
+    table: LatencyTable  # where its time goes, even if another model has come meanwhile
+    gone: set[Request] = field(default_factory=set)  # whose clients went away while it ran
+
+    @property
+    def expires(self) -> float:
+        """When nobody wants its answers any more."""
+        return max(expiry(request) for request in self.requests)
+
+
+class Rate:
+    """Images a second, over a window that forgets exponentially."""
+
+    def __init__(self, window: float) -> None:
+        self.window = window
+        self._sum = 0.0
+        self._at = -math.inf
+
+    def add(self, images: int, now: float) -> None:
+        self._sum = self._sum * math.exp(min(0.0, (self._at - now) / self.window)) + images
+        self._at = now
+
+    def at(self, now: float) -> float:
+        return self._sum * math.exp(min(0.0, (self._at - now) / self.window)) / self.window
+
+
+class Desk:
+    """One model's requests and engines. `accuracies` are the file's, in percent, None where it has none.
+
+    margin: seconds kept back from every deadline, for the way of the answer to the client. shape: of the images that
+    the table was measured with. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        accuracies: Mapping[str, float | None],
+        table: LatencyTable,
+        *,
+        policy: str = "adaptive",
+        bits: int | str | None = None,
+        slo: float = 0.05,
+        limits: Limits | None = None,
+        margin: float = 0.0,
+        engines: int = 1,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.slo = slo
+        self.limits = limits or Limits()
+        self.margin = margin
+        self.engines = engines
+        self.queue = Queue()
+        self.running: list[Work] = []
+        self.refused: list[Refusal] = []
+        self.rate = Rate(max(RATE_WINDOW, 50 * slo))
+        self.set_table(accuracies, table, shape)
+        self.set_policy(policy, bits)
+
+    # --- What may run ---------------------------------------------------------------------------------------------
+
+    def set_table(
+        self, accuracies: Mapping[str, float | None], table: LatencyTable, shape: tuple[int, ...] | None = None
+    ) -> None:
+        """A new model. What waits is kept; the caller sees to requests that the new model cannot run."""
+        self.accuracies, self.table, self.shape = dict(accuracies), table, shape
+        self._reviewed = -math.inf
+        self.tables: dict[tuple[int, ...], LatencyTable] = {}  # of images of other sizes
+        self.levels = levels_of(accuracies, table)
+        self.all_levels = {level.profile: level for level in self.levels}
+        for profile in table.profiles:
+            accuracy = accuracies.get(profile)
+            self.all_levels.setdefault(profile, Level(profile, math.nan if accuracy is None else accuracy))
+
+    def set_policy(self, policy: str, bits: int | str | None = None) -> None:
+        if policy not in POLICIES:
+            raise ServeError(f"policy={policy!r} is not known; choose one of {', '.join(POLICIES)}")
+        if (policy == "fixed") != (bits is not None):
+            raise ServeError(f"policy={policy!r} with bits={bits!r}; 'fixed' needs bits, the others take none")
+        if bits is not None:
+            self.find_level(bits)
+        self.policy_name, self.bits = policy, bits
+        self.policy: Policy = {"adaptive": Adaptive, "accuracy": AccuracyFirst, "fixed": Fixed}[policy]()
+
+    def find_level(self, bits: int | str) -> Level:
+        level = self.all_levels.get(str(bits))
+        if level is None:
+            raise UnsupportedBits(f"bits={bits!r} is not served; choose one of {', '.join(self.all_levels)}")
+        return level
+
+    def allowed(self, request: Request) -> Sequence[Level]:
+        """Levels that this request may run at, least accurate first; raises UnsupportedBits where there is none."""
+        if request.bits is not None:
+            return (self.find_level(request.bits),)
+        least = request.min_bits
+        if self.bits is not None:
+            level = self.find_level(self.bits)
+            if least <= 1 or width(level) >= least:
+                return (level,)
+        elif least <= 1:
+            return self.levels
+        levels = [level for level in self.levels if width(level) >= least]
+        if not levels:  # only widths that a narrower one beats, or float
+            wide = [level for level in self.all_levels.values() if width(level) >= least]
+            if not wide:
+                raise UnsupportedBits(
+                    f"min_bits={least} is more than is served; there are {', '.join(self.all_levels)}"
+                )
+            levels = [min(wide, key=lambda level: self.table.typical(level.profile, 1))]
+        return levels if self.bits is None else levels[:1]
+
+    def table_for(self, kind: Kind) -> LatencyTable:
+        """The times of images of this shape; those never seen are guessed from their number of elements."""
+        if kind is None or self.shape is None or kind[0] == self.shape:
+            return self.table
+        table = self.tables.get(kind[0])
+        if table is None:
+            if len(self.tables) >= MOST_SHAPES:
+                del self.tables[next(iter(self.tables))]
+            table = self.tables[kind[0]] = self.table.scaled(math.prod(kind[0]) / math.prod(self.shape))
+        return table
+
+    # --- Requests in ----------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request, now: float) -> None:
+        """Let a request wait. Raises Overloaded or UnsupportedBits; whom it displaces goes to `refused`."""
+        level = self.allowed(request)[0]
+        self.rate.add(request.images, now)
+        if request.expires is None:
+            request.expires = request.deadline + self.limits.grace * self.slo
+        victims: list[Request] = []
+        while (late := self.lateness(request, level, now)) > 0:
+            victim = self.queue.greediest(request.client, request.images)
+            if victim is None:
+                for other in victims:  # nobody gained by their going
+                    self.queue.add(other)
+                self._refuse(request, level, late, now)
+            self.queue.remove(victim)
+            victims.append(victim)
+        self.refused += [(victim, over_share(self.slo)) for victim in victims]
+        self.queue.add(request)
+
+    def _refuse(self, request: Request, level: Level, late: float, now: float) -> NoReturn:
+        alone = self.table_for(request.kind).typical(level.profile, request.images)
+        if now + alone <= request.deadline:  # else no policy could have helped, and prices shall not learn from it
+            self.policy.missed()
+        clients = self.queue.clients
+        share = self.queue.images / max(1, len(clients))
+        raise Overloaded(
+            f"{self.queue.images} images wait: this request would miss its deadline by {1e3 * late:.1f} ms even at "
+            f"{level.profile} bit; try again later, or allow more time",
+            retry_after=late,
+            over_share=len(clients) > 1 and clients.get(request.client, 0) > share,
+        )
+
+    def lateness(self, request: Request, level: Level, now: float) -> float:
+        """Seconds by which a request would miss its deadline at its lowest width, behind all that is more urgent.
+
+        Positive as well where the queue is full. An idle server tries every request: its table may be wrong.
+        """
+        queue = self.queue
+        if queue.images + request.images > self.limits.max_queue:
+            return max(self.share(queue.waiting) / self.engines, 1e-3)
+        start = now
+        if len(self.running) >= self.engines:
+            start = max(now, min(work.ends for work in self.running))
+        elif not queue.waiting:
+            return 0.0
+        ahead = bisect_right(queue.deadlines, request.deadline)
+        if queue.uniform:
+            wait = self.drain(self.table_for(request.kind), self.lowest(queue.waiting[0]), ahead) if ahead else 0.0
+        else:
+            wait = self.share(queue.waiting[:ahead])
+        own = self.table_for(request.kind).typical(level.profile, request.images)
+        return start + wait / self.engines + own - request.deadline
+
+    def lowest(self, request: Request) -> Level:
+        return self.allowed(request)[0]
+
+    def share(self, requests: Sequence[Request]) -> float:
+        """Seconds that these requests take one engine at their lowest widths, in full batches."""
+        most = self.limits.max_batch
+        each: dict[tuple[object, ...], float] = {}  # seconds an image, by what they depend on
+        total = 0.0
+        for request in requests:
+            key = (request.bits, request.min_bits, request.kind)
+            if key not in each:
+                each[key] = self.table_for(request.kind).typical(self.lowest(request).profile, most) / most
+            total += each[key] * request.images
+        return total
+
+    def drain(self, table: LatencyTable, level: Level, images: int) -> float:
+        """Seconds that so many images take one engine at this level, in batches as large as can be."""
+        most = self.limits.max_batch
+        whole, rest = divmod(images, most)
+        return whole * table.typical(level.profile, most) + (table.typical(level.profile, rest) if rest else 0.0)
+
+    # --- Batches out ----------------------------------------------------------------------------------------------
+
+    def next(self, now: float) -> Work | None:
+        queue = self.queue
+        if queue.waiting and queue.put_late(self.is_hopeless(now)):
+            self.policy.missed()
+        if queue.late:
+            for request in queue.drop_expired(now):
+                self.refused.append((request, Expired("its deadline passed while it waited")))
+        if not queue.waiting:
+            self.policy.idle()
+        if queue.waiting:
+            head = queue.waiting[0]
+            state = State(
+                now=now,
+                queue=queue,
+                table=self.table_for(head.kind),
+                rate=self.rate.at(now),
+                margin=self.margin,
+                engines=self.engines,
+                max_batch=self.limits.max_batch,
+                weights=self.weigh,
+            )
+            choice = self.policy.choose(state, self.allowed(head))
+            level = choice.level
+            requests = queue.take(choice.images, lambda request: level in self.allowed(request))
+        elif queue.late:
+            level = self.lowest(queue.late[0])
+            table = self.table_for(queue.late[0].kind)
+            images = self.limits.max_batch
+            while images > 1 and table.typical(level.profile, images) > LATE_SHARE * self.slo:
+                images -= 1
+            requests = queue.take_late(images, lambda request: level in self.allowed(request))
+        else:
+            return None
+        images = sum(request.images for request in requests)
+        table = self.table_for(requests[0].kind)
+        work = Work(requests, level, images, now, now + table.typical(level.profile, images), table)
+        self.running.append(work)
+        return work
+
+    def weigh(self, level: Level) -> list[float]:
+        """For each request that waits: how many images of the most urgent one's size its images amount to."""
+        requests = self.queue.waiting[:MOST_WEIGHED]
+        one = self.table_for(requests[0].kind).typical(level.profile, 1)
+        each: dict[tuple[object, ...], float] = {}
+        weights = []
+        for request in requests:
+            key = (request.bits, request.min_bits, request.kind)
+            if key not in each:
+                levels = self.allowed(request)
+                own = level if level in levels else levels[0]
+                each[key] = self.table_for(request.kind).typical(own.profile, 1) / one
+            weights.append(each[key] * request.images)
+        return weights
+
+    def is_hopeless(self, now: float) -> Callable[[Request], bool]:
+        def hopeless(request: Request) -> bool:
+            level = self.lowest(request)
+            return now + self.table_for(request.kind).typical(level.profile, request.images) > request.deadline
+
+        return hopeless
+
+    def finish(self, work: Work, seconds: float | None, now: float) -> None:
+        """A batch has ended; `seconds` is None where it failed, so that its time says nothing."""
+        self.running.remove(work)
+        if seconds is not None:
+            work.table.observe(work.level.profile, work.images, seconds, now)
+        if now - self._reviewed > REVIEW_S:
+            self._reviewed = now
+            self.levels = levels_of(self.accuracies, self.table)
+
+    def stale(self, now: float, longest: float) -> tuple[str, int] | None:
+        """A profile and batch that should be timed again, where that takes no more than `longest` seconds."""
+        found = self.table.stale(now, (level.profile for level in self.levels), longest)
+        if found is not None:
+            self.table.saw(*found, now)
+        return found
+
+    def take_refused(self) -> list[Refusal]:
+        refused, self.refused = self.refused, []
+        return refused
+
+
+def width(level: Level) -> int:
+    """For min_bits: a mixed profile counts as 1, since some of its layers may be."""
+    return int(level.profile) if level.profile.isdigit() else 1
+
+
+def over_share(slo: float) -> Overloaded:
+    return Overloaded(
+        "given up for other clients, who have fewer requests waiting; send fewer at once",
+        retry_after=slo,
+        over_share=True,
+    )
+
+
+def default_margin(slo: float) -> float:
+    """Seconds kept back from every deadline for the way in and out and for hiccups, unless it is set."""
+    return min(0.005, 0.1 * slo)

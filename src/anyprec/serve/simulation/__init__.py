@@ -1,0 +1,1 @@
+"""The same scheduling in virtual time: attainment, accuracy, how many replicas a load needs."""

@@ -1,1 +1,0 @@
-"""Training: quantizers, any-layers, conversion, joint training, calibration, evaluation. Needs torch."""

@@ -1,0 +1,167 @@
+"""One joint training step: all widths forward and backward, widest first, gradients added up (paper, Algorithm 1).
+
+Work that no width changes is done once a step: the weights' tanh and max (`quantize_once`) and the float stem.
+Called by run.py for every batch; the optimizer step is its caller's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.data import IGNORED
+from anyprec.errors import RecipeError
+from anyprec.nn.layers import quantize_once
+from anyprec.nn.switching import set_bits
+
+LOSSES = ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label")
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy with probabilities `target`; its gradient is that of their KL divergence. Classes on axis 1."""
+    return -(target * F.log_softmax(logits, 1)).sum(1).mean()
+
+
+def width_loss(
+    mode: str,
+    logits: Tensor,
+    labels: Tensor,
+    teacher: Tensor | None,
+    label_weight: float,
+    count: Tensor | float | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """The loss of one width. `teacher` is the detached answer of wider ones, logits or log-probabilities; None for the
+    widest of all.
+
+    hard: labels. soft, recursive, wider: the teacher. With +label: label_weight * labels + the rest * the teacher.
+    Of masks (labels (N, H, W)) it is the mean over the labeled pixels, or their sum divided by `count`. `smoothing`
+    spreads that share of each label evenly over all classes.
+    """
+    if labels.dim() == 3:
+        return pixel_loss(mode, logits, labels, teacher, label_weight, count, smoothing)
+    if teacher is None or mode == "hard":
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    distilled = soft_cross_entropy(logits, teacher.softmax(1))
+    if mode.endswith("+label"):
+        hard = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return label_weight * hard + (1 - label_weight) * distilled
+    return distilled
+
+
+def pixel_loss(
+    mode: str,
+    logits: Tensor,
+    labels: Tensor,
+    teacher: Tensor | None,
+    label_weight: float,
+    count: Tensor | float | None,
+    smoothing: float,
+) -> Tensor:
+    """`width_loss` of masks. Pixels without a label do not count, for the teacher neither: most of them are padding."""
+    if logits.dim() != 4 or logits.shape[2:] != labels.shape[1:]:
+        raise RecipeError(
+            f"the network gives {tuple(logits.shape)} for masks of {tuple(labels.shape)}; segmentation needs a network "
+            "that gives (N, classes, H, W), such as deeplab-small"
+        )
+    count = (labels != IGNORED).sum().clamp(min=1) if count is None else count
+    hard = None
+    if teacher is None or mode == "hard" or mode.endswith("+label"):
+        hard = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing) / count
+    if teacher is None or mode == "hard":
+        assert hard is not None
+        return hard
+    log_p = F.log_softmax(logits, 1)
+    known = (labels != IGNORED).unsqueeze(1)
+    distilled = -(teacher.softmax(1) * log_p * known).sum() / count
+    return distilled if hard is None else label_weight * hard + (1 - label_weight) * distilled
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether the model is body(stem(x)), with a stem that knows no width: so the zoo makes them. Other networks may
+    have parts of those names, too, that mean something else.
+    """
+    return hasattr(model, "zoo_name")
+
+
+@contextmanager
+def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """Yields (z, body): z is the stem's output, computed once; on leaving, the gradients all widths left in z go on
+    into the stem in one backward pass. A network not of the zoo runs whole for every width.
+    """
+    if not is_split(model):
+        yield images, model
+        return
+    whole = model.stem(images)  # type: ignore[operator]
+    leaf = whole.detach().requires_grad_(whole.requires_grad)
+    body: Callable[..., Tensor] = model.body  # type: ignore[assignment]
+    if hasattr(model, "aspp"):  # a DeepLab, whose body has to be told the size of the images
+        yield leaf, lambda z: body(z, images.shape[2:])
+    else:
+        yield leaf, body
+    if leaf.grad is not None:
+        whole.backward(leaf.grad)
+
+
+def next_teacher(loss: str, logits: Tensor, teacher: Tensor | None, answers: list[Tensor]) -> Tensor:
+    """Who teaches the next narrower width, after this one gave `logits`; `answers` has what "wider" needs."""
+    if loss.startswith("wider"):
+        answers.append(logits.detach().softmax(1))
+        return torch.stack(answers).mean(0).log()
+    return logits.detach() if teacher is None or loss != "soft" else teacher
+
+
+def joint_step(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    widths: Sequence[int],
+    *,
+    loss: str = "hard",
+    label_weight: float = 0.5,
+    label_smoothing: float = 0.0,
+    width_weights: Mapping[int, float] | None = None,
+    count: Tensor | float | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers).
+
+    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing. Labels (N, H, W) are masks, and
+    answers then pixels; `count` is what their losses are divided by, the number of labeled pixels if it is not given.
+    """
+    if loss not in LOSSES:
+        raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
+    results: dict[int, tuple[Tensor, Tensor]] = {}
+    teacher: Tensor | None = None
+    answers: list[Tensor] = []  # probabilities of all widths so far, for "wider"
+    with quantize_once(model), autocast(), stem_once(model, images) as (z, body):
+        for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
+            set_bits(model, bits)
+            logits = body(z)
+            logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+            value = width_loss(loss, logits, labels, teacher, label_weight, count, label_smoothing)
+            weight = (width_weights or {}).get(bits, 1.0)
+            backward(value if weight == 1 else weight * value)
+            teacher = next_teacher(loss, logits, teacher, answers)
+            right = (logits.detach().argmax(1) == labels).sum()
+            results[bits] = (value.detach(), right)
+    return results
+
+
+def choose_widths(widths: Sequence[int], sampling: str, random_widths: int, seed: int, step: int) -> list[int]:
+    """The widths of one step: all of them; the lowest, the highest and some at random between ("sandwich"); or the two
+    lowest, which have most to learn, and some at random above them ("lowest"), the widest of which teaches.
+    """
+    ordered = sorted(widths)
+    if sampling == "all" or len(ordered) <= 2 + random_widths:
+        return ordered
+    if sampling == "lowest":
+        return sorted(ordered[:2] + random.Random(f"{seed}/{step}").sample(ordered[2:], random_widths))
+    between = random.Random(f"{seed}/{step}").sample(ordered[1:-1], random_widths)
+    return sorted([ordered[0], *between, ordered[-1]])

@@ -1,0 +1,234 @@
+"""`anyprec.pack` and `anyprec pack` from end to end: the file, the report, the mistakes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anyprec
+from anyprec.cli import main
+from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits
+from anyprec.format.file import read, truncate
+from anyprec.nn.calibrate import calibrate
+from anyprec.nn.switching import any_layers, bits
+from anyprec.packing.packing import make_graph, pack
+from anyprec.run.oracle import run_graph
+from anyprec.training.checkpoint import load_model
+from anyprec.widths import Profile
+from anyprec.zoo import build
+
+X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return build("resnet8", widths=(1, 2, 4, 8, 32), multiplier=0.5).eval()
+
+
+def test_pack_from_end_to_end(model, tmp_path):
+    path = tmp_path / "net.apm"
+    report = anyprec.pack(
+        model, path, example=X, image=([0.02] * 3, [-2.0] * 3), accuracy={8: 91.0, "1": 80}, name="net"
+    )
+    assert type(report) is anyprec.PackReport
+    graph = read(path, verify=True)
+    assert (graph.name, graph.input_shape, graph.image_size) == ("net", (None, None, 3), tuple(X.shape[2:]))
+    assert [(p.name, p.accuracy) for p in graph.profiles] == [("1", 80.0), ("2", None), ("4", None), ("8", 91.0)]
+    assert report.file_bytes == path.stat().st_size == report.bytes["8"]
+    assert "net, input any x any x 3" in str(report) and report.to_dict()["profiles"] == ("1", "2", "4", "8")
+
+
+def test_the_file_gives_the_graph_back(model, tmp_path):
+    graph = make_graph(model, example=X, keep_float=True)
+    pack(model, tmp_path / "net.apm", example=X, keep_float=True)
+    again = read(tmp_path / "net.apm")
+    assert again.ops == graph.ops and again.outputs == graph.outputs and again.planes == graph.planes
+    assert all(np.array_equal(again.tables[name], table) for name, table in graph.tables.items())
+    x = X.permute(0, 2, 3, 1).contiguous().numpy()
+    for profile in graph.profiles:
+        a, b = (run_graph(g, x, profile.name)["fc"] for g in (graph, again))
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("quantizer", ["nested", "dorefa", "lsq"])
+def test_a_prefix_is_the_narrower_model(quantizer, tmp_path):
+    torch.manual_seed(0)
+    model = build("resnet8", widths=(1, 2, 4, 8, 32), quantizer=quantizer, scale="mean", multiplier=0.5).eval()
+    report = pack(model, tmp_path / "net.apm", example=X, keep_float=True)
+    assert list(report.bytes.values()) == sorted(report.bytes.values())
+    x = X.permute(0, 2, 3, 1).contiguous().numpy()
+    whole = read(tmp_path / "net.apm")
+    for k in (1, 2, 4, 8):
+        assert truncate(tmp_path / "net.apm", tmp_path / "part.apm", k) == report.bytes[str(k)]
+        part = read(tmp_path / "part.apm", max_bits=k)
+        assert np.array_equal(run_graph(part, x, str(k))["fc"], run_graph(whole, x, str(k))["fc"])
+
+
+def test_small(tmp_path):
+    """The file of a network of some size is little more than its weights."""
+    model = build("resnet8", widths=(1, 2, 4, 8), multiplier=4)
+    report = pack(model, tmp_path / "net.apm", example=X)
+    tables = sum(table.nbytes for table in read(tmp_path / "net.apm").tables.values())
+    assert report.file_bytes < 1.05 * (report.quantized_weights + 4 * report.float_weights + tables)
+
+
+def test_weights_in_their_order(model):
+    graph = make_graph(model, example=X, keep_float=True)
+    layer = any_layers(model)["blocks.1.conv1"]
+    weight = graph.weights["blocks.1.conv1"]
+    assert np.array_equal(weight.values, layer.weight.detach().permute(0, 2, 3, 1).numpy())
+    for k in (1, 2, 4, 8):
+        assert np.array_equal(weight.codes[k], layer.codes(k).permute(0, 2, 3, 1).numpy())
+    with pytest.raises(KeyError):
+        weight.codes[3]
+
+
+def test_equal_quantizers_are_one(tmp_path):
+    """Two layers that read one value with equal ranges share its codes; with others they do not."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+            self.last = nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            x = torch.relu(self.first(x))
+            return self.last(self.a(x) + self.b(x))
+
+    model = anyprec.convert(Two().eval(), widths=(2, 8, 32), example=X)
+    count = [sum(op.kind == "quantize" for op in make_graph(model, example=X).ops)]
+    with torch.no_grad():
+        model.b.act.ranges["8"] *= 2
+    count.append(sum(op.kind == "quantize" for op in make_graph(model, example=X).ops))
+    assert count == [1, 2]
+
+
+# --- Mistakes ---
+
+
+def test_mistakes(model, tmp_path):
+    with pytest.raises(UncalibratedBits, match="bits=3 is not one of this model's widths"):
+        make_graph(model, example=X, widths=(1, 3))
+    with pytest.raises(AnyprecError, match="no any-precision layer"):
+        make_graph(nn.Conv2d(3, 4, 3), example=X)
+    with pytest.raises(AnyprecError, match="3 labels for a network with 10 classes"):
+        make_graph(model, example=X, labels=("a", "b", "c"))
+    with pytest.raises(AnyprecError, match="1 scales and 3 shifts"):
+        make_graph(model, example=X, image=([1.0], [0.0] * 3))
+    with pytest.raises(AnyprecError, match="accuracy is given for 3"):
+        make_graph(model, example=X, accuracy={3: 1.0})
+    with pytest.raises(UncalibratedBits, match="no norm tables yet"):
+        make_graph(model, example=X, profiles=[Profile("fast", {"blocks.0.conv0": 2})])
+    floats = build("resnet8", widths=(32,), multiplier=0.25, scale="mean")
+    with pytest.raises(AnyprecError, match="nothing to pack"):
+        make_graph(floats, example=X)
+    whole = build("resnet8", widths=(2, 8), multiplier=0.25)
+    with pytest.raises(UncalibratedBits, match="bits=32"):
+        make_graph(whole, example=X, keep_float=True)
+    with pytest.raises(AnyprecError, match="nowhere"):
+        pack(model, tmp_path / "nowhere" / "net.apm", example=X)
+
+
+def test_profiles_that_do_not_fit():
+    torch.manual_seed(0)
+    model = build("resnet8", widths=(2, 8, 32), multiplier=0.25)
+    uneven = Profile("uneven", {"blocks.0.conv0": (32, 8)})
+    fast = Profile("fast", {"blocks.0.conv0": 2})
+    calibrate(model, [X], (), profiles=(uneven, fast), progress=False)
+    with pytest.raises(ProfileError, match="32-bit weights and a 8-bit input"):
+        make_graph(model, example=X, profiles=[uneven])
+    with pytest.raises(ProfileError, match="a name twice"):
+        make_graph(model, example=X, profiles=[fast, fast])
+
+
+def test_sums_that_leave_32_bits():
+    net = nn.Sequential(nn.Linear(3, 33026), nn.ReLU(), nn.Linear(33026, 2), nn.Linear(2, 2))
+    x = torch.rand(2, 3)
+    model = anyprec.convert(net.eval(), widths=(4, 8), example=x)
+    with pytest.raises(AnyprecError, match="layer '2' sums 33026 products, which at 8 x 8 bits"):
+        make_graph(model, example=x)
+    assert [p.name for p in make_graph(model, example=x, widths=(4,)).profiles] == ["4"]
+
+
+def test_not_calibrated_yet():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
+    model = anyprec.convert(net.eval(), widths=(2, 8, 32))
+    with pytest.raises(UncalibratedBits):
+        make_graph(model, example=X)
+
+
+def test_nan_is_found(model):
+    broken = build("resnet8", widths=(2, 8), multiplier=0.25)
+    with torch.no_grad():
+        broken.blocks[0].norm1.tables["8"].bias.fill_(torch.nan)
+    with pytest.raises(AnyprecError, match="NaN"):
+        make_graph(broken, example=X)
+
+
+# --- The command ---
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, request):
+    out = tmp_path_factory.mktemp("pack") / "run"
+    recipe = request.config.rootpath / "recipes" / "digits.toml"
+    sets = ["epochs=1", "limit=256", "net_options.multiplier=0.25"]
+    assert main(["train", str(recipe), *(a for s in sets for a in ("--set", s)), "--out", str(out), "--json"]) == 0
+    return out
+
+
+def test_command(run_folder, tmp_path, capsys):
+    out = tmp_path / "digits.apm"
+    capsys.readouterr()
+    assert main(["pack", str(run_folder), "--out", str(out), "--float", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    graph = read(out)
+    assert report["profiles"] == [p.name for p in graph.profiles] and report["profiles"][-1] == "32"
+    assert graph.labels == tuple("0123456789") and all(p.accuracy is not None for p in graph.profiles)
+    # uint8 images become what the network was trained on
+    model = load_model(run_folder / "model.pt").eval()
+    data = anyprec.data.load_data("digits", "test", limit=20)
+    batch = next(anyprec.data.batches(data, 20))[0]
+    with torch.no_grad(), bits(model, 8):
+        wanted = model(torch.from_numpy(batch).permute(0, 3, 1, 2)).numpy()
+    images = data.read(np.arange(20))
+    (given,) = run_graph(graph, images, "8").values()
+    assert (np.abs(given.reshape(wanted.shape) - wanted).max(axis=1) < 1e-4).mean() > 0.8
+
+
+def test_command_with_fewer_widths_and_labels(run_folder, tmp_path, capsys):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"digit {i}" for i in range(10)))
+    out = tmp_path / "two.apm"
+    assert (
+        main(["pack", str(run_folder / "model.pt"), "--out", str(out), "--widths", "1,2", "--labels", str(labels)]) == 0
+    )
+    assert "layers quantized" in capsys.readouterr().out
+    graph = read(out)
+    assert [p.name for p in graph.profiles] == ["1", "2"] and graph.labels[3] == "digit 3"
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--widths", "3"], "bits=3 is not one of this model's widths"),
+        (["--dataset", "cifar"], "--dataset 'cifar' is not known"),
+        (["--labels", "missing.txt"], "cannot read labels missing.txt"),
+        (["--profile", "missing.json"], "cannot read profile missing.json"),
+    ],
+)
+def test_command_mistakes(run_folder, tmp_path, capsys, more, words):
+    assert main(["pack", str(run_folder), "--out", str(tmp_path / "net.apm"), *more]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "net.apm").exists()
+
+
+def test_command_without_a_model(tmp_path, capsys):
+    assert main(["pack", str(tmp_path / "none.pt"), "--out", str(tmp_path / "net.apm")]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+    with pytest.raises(DataError):
+        make_graph(build("resnet8", multiplier=0.25), example=None)
