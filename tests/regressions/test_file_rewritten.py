@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from blackbox import ask, python, save_mask, serve
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(0).integers(0, 256, (1, 3, 16, 16), np.uint8)
 
 
@@ -42,8 +44,6 @@ def test_the_server_goes_on_with_the_old_model(tmp_path, how):
 LIBRARY = """
 import os, sys
 import numpy as np, anyprec
-
-pytestmark = pytest.mark.slow
 model = anyprec.load(sys.argv[1], memory_budget=1)
 x = np.ones((1, 3, 16, 16), np.uint8)
 right = {bits: model(x, bits) for bits in (8, 2)}

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from blackbox import ask, python, save_classifier, save_mask, serve
 
+pytestmark = pytest.mark.slow
+
 KEYS = {"ANYPREC_API_KEYS": "a-long-enough-api-key", "ANYPREC_CONTROL_KEYS": "another-long-enough-key"}
 
 
@@ -52,8 +54,6 @@ def test_a_run_whose_client_is_gone_stops(tmp_path):
 MEMORY = """
 import re, sys
 import numpy as np, anyprec
-
-pytestmark = pytest.mark.slow
 def resident_mb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 model = anyprec.load(sys.argv[1])
