@@ -4,7 +4,8 @@
 
 Networks are untrained, with norms and ranges of random images; the zoo's are of their full size (segmentation at
 129 x 129). "difference" is the largest between an output of the file and of the module, each run by itself, over the
-standard deviation of the outputs; "moved" are codes on the other side of a border, given the same codes before.
+standard deviation of the outputs; "moved" are codes on the other side of a border, given the same codes before;
+"tolerance used" is the largest difference as a share of what `pack` allows for rounding.
 Writes bench/results/pack_check.csv.
 """
 
@@ -54,6 +55,7 @@ def row_of(name: str, x: Tensor, report: PackReport) -> dict[str, str]:
         "input": " x ".join(map(str, x.shape[1:])),
         **{f"difference {k}": f"{p.difference / max(p.spread, 1e-30):.0e}" for k, p in found.items()},
         "moved": f"{sum(p.moved_codes for p in found.values())} of {sum(p.codes for p in found.values())}",
+        "tolerance used": f"{max(p.tolerance_used for p in found.values()):.2f}",
         "same top-1": f"{sum(p.same_answers for p in found.values())} of {sum(p.answers for p in found.values())}",
         "pack s": f"{report.seconds:.2f}",
         "of it check s": f"{report.check.seconds:.2f}",

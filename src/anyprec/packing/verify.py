@@ -54,6 +54,7 @@ class ProfileCheck:
     same_answers: int  # of them, those where both have the same largest output
     codes: int  # compared, given the same codes before
     moved_codes: int  # of them, those on the other side of a border
+    tolerance_used: float  # the largest difference as a share of what rounding may explain; above 1 is refused
     alive: bool  # the outputs depend on the image: else the check says little
 
 
@@ -92,6 +93,7 @@ class Follower(Recorder):
         self.plan, self.row, self.given = plan, row, values
         self.rounds = bool(plan.rounded) and plan.settings[row] != FLOAT
         self.compared = self.moved = 0
+        self.tolerance_used = 0.0
 
     def ahead(self) -> Step:
         """The step that comes next, if the run goes as it was traced."""
@@ -136,7 +138,7 @@ class Follower(Recorder):
         found = as_tensor(self.given[point.value], y)
         width, r = point.codes.bits[self.row], float(point.codes.ranges[self.row])
         if width == FLOAT:
-            check_floats(name, found, y if out is None else out)
+            self.check_floats(name, found, y if out is None else out)
             value = found
         else:
             levels = 2**width - 1
@@ -155,6 +157,7 @@ class Follower(Recorder):
         self.compared += codes.numel()
         self.moved += count
         most = BORDER + ROUNDING * float(numbers.abs().max())
+        self.tolerance_used = max(self.tolerance_used, float(beyond.max()) / most)
         wrong = ~(beyond <= most)
         if wrong.any():
             raise Apart(
@@ -170,6 +173,13 @@ class Follower(Recorder):
         if wrong.any():
             raise Apart(f"{name!r}: the module's quantizer makes other values of {int(wrong.sum())} of {wrong.numel()}")
 
+    def check_floats(self, name: str, found: Tensor, wanted: Tensor) -> None:
+        gap, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+        if not gap <= FLOATS * largest:
+            raise Apart(f"{name!r}: its numbers differ by up to {gap:.3g} (they go up to {largest:.3g})")
+        if gap:
+            self.tolerance_used = max(self.tolerance_used, gap / (FLOATS * largest))
+
 
 def as_tensor(values: np.ndarray, like: Tensor) -> Tensor:
     """(N, H, W, C), or (N, C), as the module has it."""
@@ -183,14 +193,6 @@ def unpadded(t: Tensor, pad: tuple[int, int, int, int]) -> Tensor:
     top, left, bottom, right = pad
     t = t[..., left : t.shape[-1] - right]
     return t[..., top : t.shape[-2] - bottom, :] if top or bottom else t
-
-
-def check_floats(name: str, found: Tensor, wanted: Tensor) -> None:
-    gap = (found - wanted).abs().max()
-    if not gap <= FLOATS * wanted.abs().max():
-        raise Apart(
-            f"{name!r}: its numbers differ by up to {float(gap):.3g} (they go up to {float(wanted.abs().max()):.3g})"
-        )
 
 
 # --- The check --------------------------------------------------------------------------------------------
@@ -257,6 +259,7 @@ def check_profile(model: nn.Module, answers: Answers, plan: Plan, row: int) -> P
         same_answers=int((first[0] == first[1]).sum()),
         codes=follower.compared,
         moved_codes=follower.moved,
+        tolerance_used=follower.tolerance_used,
         alive=any(bool((wanted != wanted[:1]).any()) for wanted in by_itself),
     )
 
@@ -275,7 +278,7 @@ def led(model: nn.Module, answers: Answers, plan: Plan, row: int, x: Tensor) -> 
     if [step.name for step in steps] != [step.name for step in plan.trace.steps]:
         raise Apart(f"the module runs other operations when given {len(x)} images")
     for name, ours, wanted in zip(plan.graph.outputs, outputs, made, strict=True):
-        check_floats(name, as_tensor(ours, wanted), wanted)
+        follower.check_floats(name, as_tensor(ours, wanted), wanted)
     return follower
 
 
