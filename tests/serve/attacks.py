@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from serving import Running
 
@@ -64,9 +65,20 @@ PROBE = """
 import socket, sys, threading, time
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+def scheduled(path):  # seconds on a core, seconds of waiting for one, since the thread began
+    try:
+        with open(path) as file:
+            return [1e-9 * int(part) for part in file.read().split()[:2]]
+    except OSError:  # not Linux, or gone
+        return [0.0, 0.0]
+
+def both():
+    return scheduled("/proc/{0}/task/{0}/schedstat".format(sys.argv[2])) + scheduled("/proc/thread-self/schedstat")
+
 print("ready", flush=True)
 while not stop.wait(0.02):
-    start, found = time.monotonic(), b""
+    before, start, found = both(), time.monotonic(), b""
     try:
         with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as client:
             client.sendall(b"GET /v2/health/live HTTP/1.1\\r\\nhost: probe\\r\\nconnection: close\\r\\n\\r\\n")
@@ -74,34 +86,47 @@ while not stop.wait(0.02):
                 found += chunk
     except OSError as error:
         found += repr(error).encode()
-    print(time.monotonic() - start, found[:12] == b"HTTP/1.1 200" and b"live" in found, found[:60])
+    took, after = time.monotonic() - start, both()
+    cpu, wait, _, own_wait = (y - x for x, y in zip(before, after))
+    print(took, cpu, wait, own_wait, found[:12] == b"HTTP/1.1 200" and b"live" in found, found[:60])
 """
+
+
+@dataclass(frozen=True, order=True)
+class Probed:
+    """One answer, and what the scheduler of the operating system had to do with it."""
+
+    took_s: float
+    server_cpu_s: float  # of the server's event loop, meanwhile
+    server_wait_s: float  # in which the server's event loop was ready to run, but other processes had the cores
+    own_wait_s: float  # the same of the probe
+    is_live: bool
+    answer: str
 
 
 class Probe:
     """Asks for /v2/health/live over a new connection, again and again, as a kubelet does; in a process of its own."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.lines: list[list[str]] = []
+    def __init__(self, port: int, server_pid: int = 0) -> None:
+        self.port, self.server_pid = port, server_pid
+        self.found: list[Probed] = []  # slowest last
 
     def __enter__(self) -> Probe:
-        command = [sys.executable, "-I", "-c", PROBE, str(self.port)]
+        command = [sys.executable, "-I", "-c", PROBE, str(self.port), str(self.server_pid)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
         return self
 
     def __exit__(self, *_: object) -> None:
         out, _ = self.process.communicate(timeout=30)  # which closes its stdin
-        self.lines = [line.split(maxsplit=2) for line in out.splitlines()]
+        for line in out.splitlines():
+            took, cpu, wait, own_wait, is_live, answer = line.split(maxsplit=5)
+            self.found.append(Probed(float(took), float(cpu), float(wait), float(own_wait), is_live == "True", answer))
+        self.found.sort()
 
-    def check(self, what: str, bound_s: float = 5.0) -> None:
-        """A generous bound, for machines are busy; the figures are printed (pytest -s)."""
-        assert self.lines
-        times = sorted(float(line[0]) for line in self.lines)
-        failed = [line for line in self.lines if line[1] != "True"]
-        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-        told = ", ".join(f"{name} {1e3 * times[int(share * len(times))]:.1f}" for name, share in shares.items())
-        print(f"\nhealth during {what}: {len(times)} probes, {told}, worst {1e3 * times[-1]:.1f} ms")
+    def check(self) -> None:
+        """Every probe was answered. No bound on time but that of a hang: tests share their machine with others."""
+        assert len(self.found) >= 5
+        failed = [one for one in self.found if not one.is_live]
         assert not failed, failed[:3]
-        assert times[-1] < bound_s, f"{times[-1]:.3f} s"
+        assert self.found[-1].took_s < 5, self.found[-1]

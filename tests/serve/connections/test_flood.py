@@ -1,6 +1,6 @@
 """Connections that take places, time or memory and give nothing for it. Health is answered all along, and so is work.
 
-The servers are processes of their own with the default limits, so that the figures printed (pytest -s) are theirs.
+How fast it is answered: health_under_attack.py, whose attacks these are.
 """
 
 import contextlib
@@ -8,16 +8,14 @@ import socket
 import threading
 import time
 
-import numpy as np
 import pytest
 from attacks import INFER, Probe, statuses, take
-from serving import ask, expected, images, infer, output, process, running
+from health_under_attack import ATTACKS, GET, Crowd, is_open
+from serving import ask, images, infer, process, running
 
 from anyprec.serve.connections.connection import Patience
 from anyprec.serve.connections.server import raise_file_limit
 from anyprec.serve.http.app import Bounds
-
-GET = b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -28,153 +26,11 @@ def port(model_path):
         yield found
 
 
-class Crowd:
-    """Many sockets of one address, all closed at the end."""
-
-    def __init__(self, port, address="127.0.0.1"):
-        self.port, self.address = port, address
-        self.stack = contextlib.ExitStack()
-        self.sockets = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stack.close()
-
-    def join(self, raw=b"", count=1):
-        for _ in range(count):
-            client = socket.create_connection(("127.0.0.1", self.port), 5, (self.address, 0))
-            self.stack.enter_context(client)
-            self.sockets.append(client)
-            if raw:
-                client.sendall(raw)
-        return self.sockets[-count:]
-
-    def send(self, raw):
-        for client in self.sockets:
-            with contextlib.suppress(OSError):
-                client.sendall(raw)
-
-    def ask(self, count):
-        """So many new connections, each of which has its answer before the next is made: their order is certain."""
-        for _ in range(count):
-            (client,) = self.join(GET)
-            assert statuses(take(client, 0.02)) == [200]
-
-    def open_ones(self, expected):
-        """Which connections are open, by number. A close may take a moment to arrive: 5 s for those `expected`."""
-        end = time.monotonic() + 5
-        while (found := [n for n, client in enumerate(self.sockets) if is_open(client)]) != expected:
-            if time.monotonic() > end:
-                break
-            time.sleep(0.01)
-        return found
-
-
-def is_open(client):
-    client.setblocking(False)
-    try:
-        while client.recv(65536):
-            pass
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-def served_all_along(port, model_path, seconds):
-    """Inference from another client, again and again."""
-    x = images(1)
-    right = expected(model_path, x, 8)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        reply = infer(port, x, bits=8)
-        assert reply.status == 200, reply.body
-        np.testing.assert_array_equal(output(reply), right)
-        time.sleep(0.02)
-
-
-def test_idle_connections(port, model_path):
-    """1,100 that asked once and keep their connection: more than there are places."""
-    with Crowd(port) as crowd, Probe(port) as probe:
-        for _ in range(11):
-            crowd.join(GET, 100)
-            served_all_along(port, model_path, 0.05)
-        served_all_along(port, model_path, 0.5)
-    probe.check("1,100 idle connections")
-
-
-def test_silent_connections(port, model_path):
-    with Crowd(port) as crowd, Probe(port) as probe:
-        crowd.join(b"", 1100)
-        served_all_along(port, model_path, 0.5)
-    probe.check("1,100 silent connections")
-
-
-def test_declared_bodies(port, model_path):
-    """The finding: 33 connections that declared 16 MB and sent nothing locked everybody out for 30 s."""
-    with Crowd(port) as crowd, Probe(port) as probe:
-        crowd.join(INFER + b"content-length: 16777216\r\n\r\n", 300)
-        served_all_along(port, model_path, 1.0)
-    probe.check("300 promises of 16 MB")
-
-
-@pytest.mark.parametrize(
-    "raw, drip",
-    [
-        (b"GET /v2 HTTP/1.1\r\nhost: x\r\na", b"a"),
-        (INFER + b"content-length: 1000000\r\n\r\n", b"a"),
-        (INFER + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
-        (b"", b"\r\n"),
-    ],
-    ids=["headers", "body", "chunks", "empty lines"],
-)
-def test_slow_requests(port, model_path, raw, drip):
-    """Slow loris: a byte now and then on 600 connections of each of two addresses, over all places there are."""
-    with Crowd(port) as crowd, Crowd(port, "127.0.0.2") as other, Probe(port) as probe:
-        crowd.join(raw, 600)
-        with contextlib.suppress(OSError):  # systems with 127.0.0.1 only
-            other.join(raw, 600)
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
-            crowd.send(drip)
-            other.send(drip)
-            with contextlib.suppress(OSError):  # for 1 s all places may be taken, by requests that may yet come
-                served = infer(port, images(1))
-                assert served.status == 200 or b"connections" in served.body
-        served_all_along(port, model_path, 0.3)
-    probe.check("1,200 slow requests")
-
-
-def test_answers_that_nobody_takes(port, model_path):
-    with Crowd(port) as crowd, Probe(port) as probe:
-        for client in crowd.join(b"", 100):
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
-        served_all_along(port, model_path, 1.0)
-    probe.check("2,000 answers that nobody takes")
-
-
-def test_a_rush_of_connections(port, model_path):
-    """As many as can be made, each closed or forgotten: 2 s."""
-    stop = threading.Event()
-
-    def rush():
-        while not stop.is_set():
-            with contextlib.suppress(OSError), Crowd(port) as crowd:
-                crowd.join(b"GET /v2 HTTP/1.1\r\nhost", 50)
-
-    threads = [threading.Thread(target=rush) for _ in range(2)]
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
+def test_health_and_work_during(attack, port, model_path):
     with Probe(port) as probe:
-        for thread in threads:
-            thread.start()
-        time.sleep(1.5)
-        stop.set()
-        for thread in threads:
-            thread.join()
-    probe.check("a rush of connections")
+        attack(port, model_path)
+    probe.check()
     assert infer(port, images(1)).status == 200
 
 
