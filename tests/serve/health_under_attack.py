@@ -2,8 +2,8 @@
 
     python tests/serve/health_under_attack.py [--runs 5] [--attack NAME] ... [--json]
 
-Prints for each attack the number of probes, p50, p99 and worst over all runs, and three parts of the worst probe's time:
-how long the server's event loop computed meanwhile ("busy"), how long it was ready to but other processes had the cores
+Prints for each attack the number of probes, p50, p99 and worst over all runs, and parts of the worst probe's time: how
+long the server's event loop computed meanwhile ("busy"), how long it was ready to but other processes had the cores
 ("no core"), and how long the probe itself waited for one. "most busy" is the longest the event loop computed during any
 one probe: the figure that depends least on what else the machine does. test_flood.py runs each attack once.
 """
@@ -227,7 +227,7 @@ def figures(runs: list[list[Probed]]) -> dict[str, Any]:
     worst = every[-1]
     return {
         "probes": len(every),
-        "failed": sum(not one.is_live for one in every),
+        "failed": [one.answer for one in every if not one.is_live],
         "p50": round(1e3 * statistics.median(one.took_s for one in every), 1),
         "p99": round(1e3 * every[int(0.99 * len(every))].took_s, 1),
         "worst": round(1e3 * worst.took_s, 1),
@@ -243,7 +243,7 @@ def table(result: dict[str, dict[str, Any]]) -> str:
     rows = [f"{'ms':20} {'  '.join(COLUMNS)}  worst of each run"]
     for name, one in result.items():
         cells = (f"{one[field]:>{len(title)}}" for title, field in COLUMNS.items())
-        failed = f"  {one['failed']} FAILED" if one["failed"] else ""
+        failed = f"  FAILED: {one['failed']}" if one["failed"] else ""
         rows.append(f"{name:20} {'  '.join(cells)}  {' '.join(map(str, one['worst_of_runs']))}{failed}")
     return "\n".join(rows)
 

@@ -275,7 +275,7 @@ class App:
 
     async def hold_more(self, http: Http, size: int) -> None:
         """Where memory is short, unfinished bodies that come too slowly make way."""
-        asking = getattr(http.cycle, "address", "")
+        asking = getattr(http.state, "address", "")
         if self.held + size > self.bounds.held and self.make_room(size, self.bounds.held, asking):
             for _ in range(20):  # their tasks end within a few turns of the loop
                 if self.held + size <= self.bounds.held:
@@ -397,9 +397,9 @@ class App:
         http.deadline = request.deadline
         scheduler.submit(request, done)
         watch = None
-        if http.cycle is not None:
-            http.cycle.gone = gone
-            if http.cycle.disconnected:
+        if http.state is not None:
+            http.state.gone = gone
+            if http.state.disconnected:
                 gone()
         else:
             watch = asyncio.ensure_future(disconnected(http.receive, gone))
@@ -411,8 +411,8 @@ class App:
         finally:
             if watch is not None:
                 watch.cancel()
-            if http.cycle is not None:
-                http.cycle.gone = None
+            if http.state is not None:
+                http.state.gone = None
         if isinstance(outcome, Exception):
             if not isinstance(outcome, (AnyprecError, Gone)):
                 log.error("the engine failed", exc_info=outcome, id=http.id.decode(), model=http.name)

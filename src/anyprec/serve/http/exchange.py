@@ -48,8 +48,8 @@ class Http:
         given = self.headers.get(b"x-request-id")
         self.id = given if given is not None and REQUEST_ID.fullmatch(given) else fresh_id
         # Our own connection (connection.py) tells when the request was complete and when the client is gone.
-        self.cycle = (scope.get("extensions") or {}).get("anyprec")
-        self.by_socket: bool = getattr(self.cycle, "control", False)  # the control socket
+        self.state = (scope.get("extensions") or {}).get("anyprec")
+        self.by_socket: bool = getattr(self.state, "control", False)  # the control socket
         self.caller: Caller | None = None
         self.name = ""  # the model in the path
         self.served: Served | None = None
@@ -75,7 +75,7 @@ class Http:
     def arrived(self) -> float:
         """When the last byte of the request came; first asked for when the body is read."""
         if self.came is None:
-            stamp: float | None = getattr(self.cycle, "arrived", None)
+            stamp: float | None = getattr(self.state, "arrived", None)
             self.came = time.monotonic() if stamp is None else stamp
         return self.came
 
@@ -104,7 +104,7 @@ class Http:
         start = [kind, (b"x-request-id", self.id), *headers]
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
         async for piece in pieces:
-            if getattr(self.cycle, "disconnected", False):
+            if getattr(self.state, "disconnected", False):
                 raise Gone
             await self.send({"type": "http.response.body", "body": piece, "more_body": True})
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
