@@ -80,6 +80,7 @@ class Connection(HttpToolsProtocol):
         now = time.monotonic()
         self.since: float | None = now  # a request is being read
         self.until = now + self.patience.header_s  # more must come by then
+        self.silent = True  # has sent nothing yet
         self.in_headers = True
         self.received = 0  # bytes of this message so far, but for those of the read it began in
         self.body_bytes = 0  # of this message's body so far
@@ -94,9 +95,11 @@ class Connection(HttpToolsProtocol):
         self.address, self.trusted = grouped(host), self.table.is_trusted(host)
         if self.handshake is not None:
             self.table.remove(self.handshake)
-        self.for_health = not self.control and not self.table.admit(self)
+        self.for_health = not self.control and not self.table.admit(self, at_rest=False)
         if self.for_health:
             self.until = now + min(self.patience.header_s, 2 * HURRY_S)
+        # What has come already is read in this turn or the next; who has sent nothing by then is idle.
+        self.loop.call_soon(self.loop.call_soon, self._rest_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -115,6 +118,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or self.broken:
             return
         self._unset_keepalive_if_required()
+        self.silent = False
         self.table.works(self)
         self.received += len(data)
         if self.since is not None and not self.in_headers:
@@ -246,6 +250,10 @@ class Connection(HttpToolsProtocol):
         if self.since is None and not self.cycles and not self.broken:
             if self.idle_since is None:  # an empty line between two requests does not count
                 self.idle_since = time.monotonic()
+            self.table.rests(self)
+
+    def _rest_if_silent(self) -> None:
+        if self.silent and not self.transport.is_closing():
             self.table.rests(self)
 
     def unfinished_bytes(self) -> int:

@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 
 from anyprec.errors import ServeError
+from anyprec.serve.connections.acceptor import WAITING, Acceptor
 from anyprec.serve.connections.connection import Connection, Patience
 from anyprec.serve.connections.handshake import TlsAcceptor
 from anyprec.serve.connections.table import ConnectionTable, Network
@@ -92,7 +93,10 @@ class Server(uvicorn.Server):
             elif tls is not None:
                 server = TlsAcceptor(listener, tls, self.table, connect)
             else:
-                server = await loop.create_server(connect, sock=listener, backlog=BACKLOG)
+                try:
+                    server = Acceptor(listener, connect, self.table.per_address)
+                except NotImplementedError:  # Windows
+                    server = await loop.create_server(connect, sock=listener, backlog=BACKLOG)
             self.servers.append(server)
         self.started = True
         await self.on_tick(0)  # the Date header, before the first request
@@ -133,7 +137,11 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self.kind.closing = True  # of the control socket's, too
-        await self._wait(lambda: not state.connections, min(end, time.monotonic() + GRACE_S))
+        opening = [server for server in self.servers if isinstance(server, Acceptor)]
+        await self._wait(
+            lambda: not state.connections and not any(server.pending for server in opening),
+            min(end, time.monotonic() + GRACE_S),
+        )
         for connection in list(state.connections):
             connection.shutdown()
         await self._wait(lambda: not state.connections and not state.tasks, end)
@@ -294,7 +302,7 @@ def address_of(listener: socket.socket, tls: bool) -> str:
 
 def run(server: Server, *listeners: socket.socket) -> int:
     """Serve until a signal; 0 if every accepted request was answered."""
-    raise_file_limit(server.kind.patience.connections)
+    raise_file_limit(server.kind.patience.connections + WAITING)
     sys.setswitchinterval(SWITCH_S)
     # What is loaded by now stays for good: looking through it again and again would stop the loop for 10 ms each time.
     gc.collect()

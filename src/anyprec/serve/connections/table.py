@@ -44,8 +44,11 @@ class ConnectionTable:
         self._late: dict[str, list[Place]] = {}  # of an address, or ("") of all; the latest last
         self._look_again = self._no_room_before = 0.0
 
-    def admit(self, new: Place) -> bool:
-        """Give it a place, if need be another's; False: one of the reserve, for health probes only."""
+    def admit(self, new: Place, at_rest: bool = True) -> bool:
+        """Give it a place, if need be another's; False: one of the reserve, for health probes only.
+
+        `at_rest`: it may be pushed out at once, like one that is idle.
+        """
         same = self.by_address.get(new.address)
         if same is not None and len(same) >= self.per_address and not new.trusted:
             place = self._make_place(new.address, same, next((one for one in same if one in self.idle), None))
@@ -54,7 +57,9 @@ class ConnectionTable:
         if not place:
             self._admit_to_reserve(new)
             return False
-        self.seated[new] = self.idle[new] = None
+        self.seated[new] = None
+        if at_rest:
+            self.idle[new] = None
         self.by_address.setdefault(new.address, OrderedDict())[new] = None
         return True
 

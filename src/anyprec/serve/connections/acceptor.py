@@ -1,0 +1,132 @@
+"""Takes connections from a listening socket, health probes first; with TLS see handshake.py. Called by server.py.
+
+The event loop's own server takes one connection a turn, in order: behind a thousand others a health probe waited for a
+thousand turns. To take one from the kernel and look at what it has sent costs 10 us, to serve it 50 to 100. So we take
+hundreds a turn, serve probes at once, and the others in order, some dozens a turn. In a rush, those that their client
+has closed meanwhile without sending a whole request are not served at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from anyprec.serve.connections.table import RESERVE
+from anyprec.serve.monitoring.logs import log
+
+TAKEN = 256  # at most in one turn of the event loop: 3 ms
+BATCH = RESERVE // 2  # served in one turn: 3 ms. Two batches have a place in the reserve, each until it is answered
+WAITING = 1024  # taken, but not served yet; the rest waits in the kernel
+CALM = 8  # so few that wait are served in any case
+PAUSE_S = 0.1  # where no file can be opened any more
+PROBE = b"GET /v2/health/"
+CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
+HEAD_BYTES = 4096
+
+
+class Acceptor:
+    """Takes connections until it is closed, and the listener with it.
+
+    `per_address`: places that one address has in the connection table.
+    """
+
+    def __init__(self, listener: socket.socket, connect: Callable[[], asyncio.Protocol], per_address: int) -> None:
+        self.listener, self.connect = listener, connect
+        self.loop = asyncio.get_running_loop()
+        # None of a batch has been read from: a batch as large as the table would push out its own.
+        self.batch = max(1, min(BATCH, per_address // 8))
+        self.waiting: deque[socket.socket] = deque()
+        self.opening: set[asyncio.Task[Any]] = set()  # so that they are not collected
+        self.closed = False
+        self._serving = False  # the next turn goes on with those that wait
+        self._listen()
+
+    @property
+    def pending(self) -> bool:
+        """Some are taken that have no protocol yet."""
+        return bool(self.waiting or self.opening)
+
+    def close(self) -> None:
+        """No more are taken; those that wait are served."""
+        self._take()
+        self.closed = True
+        self.loop.remove_reader(self.listener)
+        self.listener.close()
+
+    def _listen(self) -> None:
+        if not self.closed:
+            self.loop.add_reader(self.listener, self._take)
+
+    def _take(self) -> None:
+        probes = 0
+        for _ in range(min(TAKEN, WAITING - len(self.waiting))):
+            try:
+                taken, _ = self.listener.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionAbortedError:  # it is gone already
+                continue
+            except OSError as error:  # too many open files
+                log.warning("a connection could not be taken", error=str(error))
+                self.loop.remove_reader(self.listener)
+                self.loop.call_later(PAUSE_S, self._listen)
+                break
+            if probes < self.batch and may_be_probe(taken):
+                probes += 1
+                self._open(taken)
+            else:
+                self.waiting.append(taken)
+        if not self._serving:
+            self._serve()
+
+    def _serve(self) -> None:
+        left = self.batch
+        while self.waiting and left:
+            taken = self.waiting.popleft()
+            if len(self.waiting) >= CALM and is_given_up(taken):
+                taken.close()
+            else:
+                self._open(taken)
+                left -= 1
+        self._serving = bool(self.waiting)
+        if self._serving:
+            self.loop.call_soon(self._serve)
+
+    def _open(self, taken: socket.socket) -> None:
+        async def open_transport() -> None:
+            with contextlib.suppress(OSError):  # gone already
+                await self.loop.connect_accepted_socket(self.connect, taken)
+
+        task = self.loop.create_task(open_transport())
+        self.opening.add(task)
+        task.add_done_callback(self.opening.discard)
+
+
+def may_be_probe(taken: socket.socket) -> bool:
+    """It begins like a health probe, or has sent nothing yet."""
+    try:
+        taken.setblocking(False)
+        head = taken.recv(len(PROBE), socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:  # reset
+        return False
+    return bool(head) and PROBE.startswith(head)
+
+
+def is_given_up(taken: socket.socket) -> bool:
+    """Its client will send nothing more, and has sent less than a request's headers. We can tell on Linux only."""
+    if sys.platform != "linux":
+        return False
+    try:
+        if taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in CLOSED_STATES:
+            return False
+        head = taken.recv(HEAD_BYTES, socket.MSG_PEEK)
+    except OSError:  # reset
+        return True
+    return len(head) < HEAD_BYTES and b"\r\n\r\n" not in head
