@@ -29,6 +29,17 @@ def seat(table, *ones, busy=True):
     return ones
 
 
+def test_one_that_has_not_been_read_from_keeps_its_place():
+    table = ConnectionTable(2, 2)
+    (idle,) = seat(table, Fake(), busy=False)
+    new = Fake()
+    assert table.admit(new, at_rest=False)
+    seat(table, Fake())
+    assert idle.out and not table.admit(Fake()) and not new.out
+    table.rests(new)
+    assert table.admit(Fake()) and new.out
+
+
 def test_idle_ones_make_way_then_slow_ones_then_nobody():
     table = ConnectionTable(3, 3)
     quick, slow = seat(table, Fake(), Fake(slow=True))
