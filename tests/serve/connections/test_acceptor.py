@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from anyprec.serve import acceptor as module
+from anyprec.serve.connections import acceptor as module
 from anyprec.serve.connections.acceptor import Acceptor, is_given_up, may_be_probe
 from anyprec.serve.connections.server import listen, new_loop
 
