@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
-CPP := $(wildcard native/*.cpp native/*.h)
+CPP := $(wildcard native/*.cpp native/*.h native/include/anyprec/*.h)
 SOURCES := $(CPP) $(wildcard native/*.inl)
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)

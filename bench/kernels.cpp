@@ -2,7 +2,7 @@
 // rows and vectors, against the scalar table bit for bit; then MAC/cycle against the limit of the CPU's ports.
 // Usage: kernels [check|speed], both without a word. Ends with 1 if anything differs. Linked with the engine's library
 // (anyprec_engine in CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
-#include "cpu.h"
+#include "anyprec/cpu.h"
 #include "panels.h"
 
 #include <algorithm>

@@ -10,8 +10,8 @@
 #include <climits>
 #include <thread>
 
-#include "cpu.h"
-#include "engine.h"
+#include "anyprec/cpu.h"
+#include "anyprec/engine.h"
 #include "finite.h"
 #include "json_numbers.h"
 #include "reader.h"

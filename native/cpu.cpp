@@ -1,5 +1,5 @@
 // See cpu.h. Compiled without any ISA flag: it must run on the oldest CPU to find out what that one can do.
-#include "cpu.h"
+#include "anyprec/cpu.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // See engine.h. Plans and panels are made on first use under one mutex and then only read; every call has an arena of
 // its own from a stock, so calls do not wait for each other.
-#include "engine.h"
+#include "anyprec/engine.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "cpu.h"
+#include "anyprec/cpu.h"
 #include "execute.h"
 #include "fork.h"
 #include "kernels.h"

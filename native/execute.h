@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "engine.h"
+#include "anyprec/engine.h"
 #include "plan.h"
 #include "threads.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "quads.h"
+#include "toom_cook.h"
 #include "winograd.h"
 
 namespace anyprec {

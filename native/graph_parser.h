@@ -3,7 +3,7 @@
 // graph_profiles.cpp, the rest in graph_json.cpp.
 #pragma once
 
-#include "fields.h"
+#include "json_fields.h"
 #include "graph_json.h"
 
 namespace anyprec {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "checksum.h"
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 

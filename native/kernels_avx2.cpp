@@ -112,9 +112,9 @@ ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "finish.inl"
+#include "epilogue.inl"
 
 // Winograd: V as 16 bit integers, or as bytes.
 struct WideForm {
@@ -226,11 +226,11 @@ inline I broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(word);
 }
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
 #include "tiles.inl"
 
-#include "pairs.inl"
+#include "lookup_1bit.inl"
 
 // --- 8 bit: vpmaddwd, two channels a step ----------------------------------------------------------------------------
 

@@ -96,9 +96,9 @@ ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "finish.inl"
+#include "epilogue.inl"
 
 // Winograd: V as bytes. Of 5 bit codes it lies in -62 .. 62, or 0 .. 124 at position 5.
 struct ByteForm {
@@ -177,7 +177,7 @@ inline I broadcast4(const uint8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
 // What an image's pixels become would fill half a vector, across two lines of the cache.
 void quad_input_zmm(const QuadInput &q) {

@@ -54,9 +54,9 @@ inline I multiply_add(I a, I b, I c) {
     return a * b + c;
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
 constexpr int kLanes = 8; // channels of a block
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "quads.h"
+#include "toom_cook.h"
 
 namespace anyprec {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "choose.h"
-#include "lifetimes.h"
+#include "kernel_selection.h"
+#include "arena_planner.h"
 #include "plan.h"
 
 namespace anyprec {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "choose.h"
+#include "kernel_selection.h"
 #include "plan_builder.h"
-#include "quads.h"
+#include "toom_cook.h"
 #include "winograd.h"
 
 namespace anyprec {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "graph.h"
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 

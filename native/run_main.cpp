@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "anyprec/engine.h"
 #include "finite.h"
 #include "npy.h"
 

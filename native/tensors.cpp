@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "choose.h"
+#include "kernel_selection.h"
 #include "execute.h"
 
 namespace anyprec {

@@ -1,6 +1,6 @@
 """Graphs of one convolution, at every pair of weight and input bits or in floats: they reach every kernel.
 
-Used by test_engine.py, test_quads.py and sanitize.py.
+Used by test_engine.py, test_toom_cook.py and sanitize.py.
 """
 
 from __future__ import annotations

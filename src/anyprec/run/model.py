@@ -6,8 +6,9 @@
     y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
     m.predict("photo.jpg")              # labels with probabilities; pictures prepared as in training (predict.py)
 
-The work is done by the C++ engine (native/engine.h), without the GIL; calls from many threads are safe. What is here
-turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear errors.
+The work is done by the C++ engine (native/include/anyprec/engine.h), without the GIL; calls from many threads are
+safe. What is here turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear
+errors.
 """
 
 from __future__ import annotations

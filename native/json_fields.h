@@ -13,7 +13,7 @@
 
 #include "format_limits.h"
 #include "json.h"
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 

@@ -1,5 +1,5 @@
 // See lifetimes.h.
-#include "lifetimes.h"
+#include "arena_planner.h"
 
 #include <algorithm>
 #include <utility>

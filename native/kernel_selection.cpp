@@ -1,5 +1,5 @@
 // See choose.h.
-#include "choose.h"
+#include "kernel_selection.h"
 
 #include <algorithm>
 #include <cmath>

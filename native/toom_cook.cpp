@@ -1,6 +1,6 @@
 // See quads.h; the transforms themselves are in quads.inl. An input line goes through the first transform once and is
 // kept in a ring for as long as quads read it.
-#include "quads.h"
+#include "toom_cook.h"
 
 #include <algorithm>
 #include <cstring>
