@@ -6,18 +6,18 @@
 
 namespace anyprec {
 
-size_t Lifetimes::add(size_t bytes) {
+size_t ArenaPlanner::add(size_t bytes) {
     objects_.push_back({bytes, -1, -1, 0});
     return objects_.size() - 1;
 }
 
-void Lifetimes::use(size_t object, int step) {
+void ArenaPlanner::use(size_t object, int step) {
     Object &o = objects_[object];
     o.first = o.first < 0 ? step : std::min(o.first, step);
     o.last = std::max(o.last, step);
 }
 
-bool Lifetimes::hand_over(size_t object, size_t next, int step) {
+bool ArenaPlanner::hand_over(size_t object, size_t next, int step) {
     Object &from = objects_[object], &to = objects_[next];
     if (from.last != step || from.bytes != to.bytes)
         return false;
@@ -27,7 +27,7 @@ bool Lifetimes::hand_over(size_t object, size_t next, int step) {
 }
 
 // Largest first, each at the lowest place that no object alive at the same time occupies.
-size_t Lifetimes::lay_out() {
+size_t ArenaPlanner::lay_out() {
     std::vector<size_t> order;
     for (size_t i = 0; i < objects_.size(); ++i)
         if (objects_[i].last >= 0)

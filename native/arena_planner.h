@@ -1,4 +1,4 @@
-// Lifetimes: objects of a plan and the steps between which they live, laid out in one arena. In: sizes and uses.
+// ArenaPlanner: objects of a plan and the steps between which they live, laid out in one arena. In: sizes and uses.
 // Out: an offset for each object, so that those alive at the same time do not overlap. Called by plan.cpp.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace anyprec {
 
-class Lifetimes {
+class ArenaPlanner {
   public:
     // A new object's number; it has no memory until it is used.
     size_t add(size_t bytes);

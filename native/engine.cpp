@@ -118,7 +118,7 @@ std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const Tile
     if (!found) {
         const Weight &w = graph().weights[static_cast<size_t>(weight)];
         found = std::make_shared<const Panel>(kernel ? build_panel(graph(), w, *kernel, bits, groups)
-                                                     : build_depth_panel(graph(), w, bits));
+                                                     : build_depthwise_panel(graph(), w, bits));
         known = found;
     }
     return found;
@@ -238,16 +238,17 @@ template <typename At> void fill_line(float *to, int width, int channels, const 
 }
 
 void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *arena) const {
-    const Place &place = plan.places[0];
-    const Frame &frame = plan.frame;
+    const Buffer &buffer = plan.buffers[0];
+    const PaddedInput &padded = plan.padded_input;
     const size_t plane = static_cast<size_t>(images.h) * images.w, channels = static_cast<size_t>(images.c);
-    const size_t line = channels * static_cast<size_t>(images.w), framed = channels * static_cast<size_t>(frame.width);
+    const size_t line = channels * static_cast<size_t>(images.w),
+                 padded_line = channels * static_cast<size_t>(padded.width);
     for (int n = 0; n < images.n; ++n) {
-        float *zeros = reinterpret_cast<float *>(arena + place.offset + place.image * static_cast<size_t>(n));
-        float *to = zeros + place.pixel / 4 + framed * static_cast<size_t>(frame.top) + channels * frame.left;
-        float *const end = zeros + place.pixel / 4 * (static_cast<size_t>(place.pixels) + 1);
+        float *zeros = reinterpret_cast<float *>(arena + buffer.offset + buffer.image * static_cast<size_t>(n));
+        float *to = zeros + buffer.pixel / 4 + padded_line * static_cast<size_t>(padded.top) + channels * padded.left;
+        float *const end = zeros + buffer.pixel / 4 * (static_cast<size_t>(buffer.pixels) + 1);
         std::fill(zeros, to, 0.0f); // the row of zeros, and the frame down to the first pixel
-        for (int y = 0; y < images.h; ++y, to += framed) {
+        for (int y = 0; y < images.h; ++y, to += padded_line) {
             const size_t at = static_cast<size_t>(n) * plane * channels; // of the image
             const size_t first = at + static_cast<size_t>(y) * (images.channels_first ? images.w : line);
             const size_t pixel = images.channels_first ? 1 : channels, channel = images.channels_first ? plane : 1;
@@ -263,7 +264,7 @@ void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *ar
                 std::memcpy(to, static_cast<const float *>(images.data) + first, 4 * line);
             }
             const bool last = y + 1 == images.h;
-            std::fill(to + line, last ? end : to + framed, 0.0f); // to where the next line begins
+            std::fill(to + line, last ? end : to + padded_line, 0.0f); // to where the next line begins
         }
     }
 }
@@ -414,10 +415,10 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
         run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // throws nothing: the arena goes back
     for (size_t i = 0; done && i < targets.size(); ++i) {
         const auto value = static_cast<size_t>(graph().outputs[i]);
-        const Place &place = plan->places[value];
-        const size_t count = static_cast<size_t>(place.pixels) * static_cast<size_t>(plan->shapes[value].c);
+        const Buffer &buffer = plan->buffers[value];
+        const size_t count = static_cast<size_t>(buffer.pixels) * static_cast<size_t>(plan->shapes[value].c);
         for (int n = 0; n < images.n; ++n, targets[i] += count) {
-            const uint8_t *from = arena->data + place.offset + place.image * static_cast<size_t>(n) + place.pixel;
+            const uint8_t *from = arena->data + buffer.offset + buffer.image * static_cast<size_t>(n) + buffer.pixel;
             if (plan->codes[value])
                 std::copy(from, from + count, targets[i]);
             else
@@ -430,8 +431,8 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {
-    static const char *const kinds[] = {"prepare",  "conv",   "finish",  "dequantize", "concat", "max_pool",
-                                        "avg_pool", "resize", "softmax", "flatten",    "pad"};
+    static const char *const kinds[] = {"prepare",  "conv",   "elementwise", "dequantize", "concat", "max_pool",
+                                        "avg_pool", "resize", "softmax",     "flatten",    "pad"};
     impl_->check_images(images);
     std::shared_ptr<const Plan> plan;
     {
@@ -459,7 +460,7 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
         if (s.conv) {
             const ConvStep &c = *s.conv;
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
-                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.pooled ? ", pool" : "");
+                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.fused_pool ? ", pool" : "");
             info.products =
                 int64_t(images.n) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }

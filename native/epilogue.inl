@@ -1,9 +1,9 @@
 // The end of a tile: sums from memory to codes and floats, as Epilogue says. Included like rows.inl, after it.
 // There is one function for each set of things to do: deciding vector by vector took longer than doing them.
 
-enum Wish { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAny = 32 };
+enum EpilogueParts { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAnyParts = 32 };
 
-inline F as_float(const Epilogue &, size_t, int, int n, const float *acc) { // not always a tile's: may end here
+inline F sum_to_float(const Epilogue &, size_t, int, int n, const float *acc) { // not always a tile's: may end here
     return load(acc, n);
 }
 // 2 acc + window, or acc; `window` is a number of Sum's own kind.
@@ -13,19 +13,19 @@ inline float window_as(const uint16_t *, int32_t window) {
 template <typename Sum> int32_t window_as(const Sum *, int32_t window) {
     return window;
 }
-inline F in_float(const float *acc, const int32_t *) {
+inline F fast_sum_to_float(const float *acc, const int32_t *) {
     return load(acc, W);
 }
-inline F in_float(const int32_t *acc, const int32_t *window) {
+inline F fast_sum_to_float(const int32_t *acc, const int32_t *window) {
     const I sum = load_sum(acc);
     return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
 }
 // Floats hold all of these exactly, and take one instruction less.
-inline F in_float(const uint16_t *acc, const float *window) {
+inline F fast_sum_to_float(const uint16_t *acc, const float *window) {
     const F sum = to_float(load_sum(acc));
     return window ? fma(sum, set1(2.0f), set1(*window)) : sum;
 }
-template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, int n, const Sum *acc) {
+template <typename Sum> inline F sum_to_float(const Epilogue &e, size_t row, int c, int n, const Sum *acc) {
     I sum = load_sum(acc);
     for (int i = 0; i < e.doublings; ++i)
         sum = add(sum, sum);
@@ -39,9 +39,9 @@ template <typename Sum> inline F as_float(const Epilogue &e, size_t row, int c, 
 // N whole vectors of one row at once, 4 or 2: their codes are packed together, and nothing asks where the channels end.
 // From channel `first` on, as far as that goes; returns the first channel that is left. `windows` is window_factor *
 // window, by row. Negative codes become 0 as they are packed, NaN too.
-template <int Wishes, int N, bool Scaled, typename Sum, typename Window>
-int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int width, int rows, int first,
-                int channels) {
+template <int Parts, int N, bool Scaled, typename Sum, typename Window>
+int epilogue_vectors(const Epilogue &e, const Window *windows, const Sum *acc, int width, int rows, int first,
+                     int channels) {
     const F levels = set1(e.levels);
     int c = first;
     for (; c + N * W <= channels; c += N * W) {
@@ -52,7 +52,7 @@ int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int wi
                 scale[v] = load(e.scale + c + W * v, W);
                 shift[v] = load(e.shift + c + W * v, W);
             }
-            if (Wishes & kCodeScale) {
+            if (Parts & kCodeScale) {
                 code_scale[v] = load(e.code_scale + c + W * v, W);
                 code_shift[v] = load(e.code_shift + c + W * v, W);
             }
@@ -62,18 +62,18 @@ int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int wi
 #pragma GCC unroll 4
             for (int v = 0; v < N; ++v) {
                 const int at = c + W * v;
-                y[v] = in_float(acc + r * width + at, Wishes & kWindow ? windows + r : nullptr);
+                y[v] = fast_sum_to_float(acc + r * width + at, Parts & kWindow ? windows + r : nullptr);
                 if (Scaled)
                     y[v] = fma(y[v], scale[v], shift[v]);
-                if (Wishes & kResidual)
+                if (Parts & kResidual)
                     y[v] = add(y[v], load(e.residual + r * e.residual_stride + at, W));
-                if (Wishes & kOut)
+                if (Parts & kOut)
                     store(e.out + r * e.out_stride + at, y[v], W);
-                if (Wishes & kCodeScale)
+                if (Parts & kCodeScale)
                     y[v] = fma(y[v], code_scale[v], code_shift[v]);
                 y[v] = smaller(levels, y[v]);
             }
-            if (Wishes & kCodes)
+            if (Parts & kCodes)
                 store_codes(e.codes + r * e.codes_stride + c, y);
         }
     }
@@ -81,32 +81,32 @@ int finish_many(const Epilogue &e, const Window *windows, const Sum *acc, int wi
 }
 
 // acc is [rows][width], whole vectors. Channels outside, rows inside: a channel's numbers are loaded once a tile.
-template <int Wishes, typename Sum>
-void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int channels) {
+template <int Parts, typename Sum>
+void epilogue_sums(const Epilogue &given, const Sum *acc, int width, int rows, int channels) {
     Epilogue e = given;
-    if (Wishes != kAny) { // the rare things are off, and the compiler knows what is on
-        e.doublings = Wishes & kWindow ? 1 : 0;
-        e.window = Wishes & kWindow ? e.window : nullptr;
+    if (Parts != kAnyParts) { // the rare things are off, and the compiler knows what is on
+        e.doublings = Parts & kWindow ? 1 : 0;
+        e.window = Parts & kWindow ? e.window : nullptr;
         e.constants = nullptr;
         e.clip_first = e.clip_second = false;
-        e.residual = Wishes & kResidual ? e.residual : nullptr;
-        e.out = Wishes & kOut ? e.out : nullptr;
-        e.codes = Wishes & kCodes ? e.codes : nullptr;
-        e.code_scale = Wishes & kCodeScale ? e.code_scale : nullptr;
+        e.residual = Parts & kResidual ? e.residual : nullptr;
+        e.out = Parts & kOut ? e.out : nullptr;
+        e.codes = Parts & kCodes ? e.codes : nullptr;
+        e.code_scale = Parts & kCodeScale ? e.code_scale : nullptr;
     }
     int done = 0;
     constexpr bool kFloats = std::is_same_v<Sum, float>; // these may come without a scale
-    if (Wishes != kAny && (e.scale || kFloats) && channels >= 2 * W && rows <= kMaxRows) {
+    if (Parts != kAnyParts && (e.scale || kFloats) && channels >= 2 * W && rows <= kMaxRows) {
         decltype(window_as(acc, 0)) windows[kMaxRows];
-        if (Wishes & kWindow)
+        if (Parts & kWindow)
             for (int r = 0; r < rows; ++r)
                 windows[r] = window_as(acc, e.window_factor * e.window[r]);
         if (!kFloats || e.scale) {
-            done = finish_many<Wishes, 4, true>(e, windows, acc, width, rows, 0, channels);
-            done = finish_many<Wishes, 2, true>(e, windows, acc, width, rows, done, channels);
+            done = epilogue_vectors<Parts, 4, true>(e, windows, acc, width, rows, 0, channels);
+            done = epilogue_vectors<Parts, 2, true>(e, windows, acc, width, rows, done, channels);
         } else if constexpr (kFloats) {
-            done = finish_many<Wishes, 4, false>(e, windows, acc, width, rows, 0, channels);
-            done = finish_many<Wishes, 2, false>(e, windows, acc, width, rows, done, channels);
+            done = epilogue_vectors<Parts, 4, false>(e, windows, acc, width, rows, 0, channels);
+            done = epilogue_vectors<Parts, 2, false>(e, windows, acc, width, rows, done, channels);
         }
     }
     for (int c = done; c < channels; c += W) {
@@ -117,7 +117,7 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
         const F code_scale = code_scaled ? load(e.code_scale + c, n) : set1(0.0f);
         const F code_shift = code_scaled ? load(e.code_shift + c, n) : code_scale;
         for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
-            F y = as_float(e, r, c, n, acc + r * width + c);
+            F y = sum_to_float(e, r, c, n, acc + r * width + c);
             if (scaled)
                 y = fma(y, scale, shift);
             if (e.clip_first)
@@ -137,25 +137,26 @@ void finish_sums(const Epilogue &given, const Sum *acc, int width, int rows, int
     }
 }
 
-template <typename Sum> void finish_tile(const Epilogue &e, const Sum *acc, int width, int rows, int channels) {
-    using Finish = void (*)(const Epilogue &, const Sum *, int, int, int);
-#define FINISH4(n) finish_sums<n, Sum>, finish_sums<n + 1, Sum>, finish_sums<n + 2, Sum>, finish_sums<n + 3, Sum>
-#define FINISH16(n) FINISH4(n), FINISH4(n + 4), FINISH4(n + 8), FINISH4(n + 12)
-    static constexpr Finish finishes[] = {FINISH16(0), FINISH16(16), finish_sums<kAny, Sum>};
-#undef FINISH16
-#undef FINISH4
-    int wishes = kAny;
+template <typename Sum> void epilogue_tile(const Epilogue &e, const Sum *acc, int width, int rows, int channels) {
+    using Function = void (*)(const Epilogue &, const Sum *, int, int, int);
+#define EPILOGUE4(n)                                                                                                   \
+    epilogue_sums<n, Sum>, epilogue_sums<n + 1, Sum>, epilogue_sums<n + 2, Sum>, epilogue_sums<n + 3, Sum>
+#define EPILOGUE16(n) EPILOGUE4(n), EPILOGUE4(n + 4), EPILOGUE4(n + 8), EPILOGUE4(n + 12)
+    static constexpr Function variants[] = {EPILOGUE16(0), EPILOGUE16(16), epilogue_sums<kAnyParts, Sum>};
+#undef EPILOGUE16
+#undef EPILOGUE4
+    int parts = kAnyParts;
     if (!e.constants && !e.clip_first && !e.clip_second && e.doublings == (e.window ? 1 : 0))
-        wishes = (e.residual ? kResidual : 0) | (e.out ? kOut : 0) | (e.codes ? kCodes : 0) |
-                 (e.code_scale ? kCodeScale : 0) | (e.window ? kWindow : 0);
-    finishes[wishes](e, acc, width, rows, channels);
+        parts = (e.residual ? kResidual : 0) | (e.out ? kOut : 0) | (e.codes ? kCodes : 0) |
+                (e.code_scale ? kCodeScale : 0) | (e.window ? kWindow : 0);
+    variants[parts](e, acc, width, rows, channels);
 }
 
-void finish_floats(const float *x, size_t stride, int rows, int channels, const Epilogue &whole) {
+void epilogue_floats(const float *x, size_t stride, int rows, int channels, const Epilogue &whole) {
     Epilogue e = whole;
     for (int r = 0; r < rows; r += kMaxRows) {
         const int some = rows - r < kMaxRows ? rows - r : kMaxRows;
-        finish_tile(e, x + stride * static_cast<size_t>(r), static_cast<int>(stride), some, channels);
+        epilogue_tile(e, x + stride * static_cast<size_t>(r), static_cast<int>(stride), some, channels);
         advance(e, some);
     }
 }

@@ -22,7 +22,7 @@ Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int chan
 // Sets what `turns` tiles fetch while they read `bytes` of a convolution's panel, from tile.panel on: weights that lie
 // a certain way ahead, in this panel while the first rows are computed, in the next one while the last are. `first` and
 // `last` say which these are. Returns how much tile.ahead moves from one of the tiles to the next.
-size_t set_ahead(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last);
+size_t set_prefetch(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last);
 
 // Lines first .. end of a max pool's result, out of lines of its input: `from` is line `from_line` of that.
 struct PoolLines {
@@ -33,7 +33,7 @@ struct PoolLines {
     void run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const;
 };
 
-class QuadLines;
+class ToomCookLines;
 
 // One run; everything in it works on whole rows of channels.
 struct Run {
@@ -42,8 +42,8 @@ struct Run {
     uint8_t *arena;
     Threads &threads;
 
-    uint8_t *image(const Place &p, int n) const { return arena + p.offset + p.image * static_cast<size_t>(n); }
-    uint8_t *pixels(const Place &p, int n) const { return image(p, n) + p.pixel; } // behind the row of zeros
+    uint8_t *image(const Buffer &p, int n) const { return arena + p.offset + p.image * static_cast<size_t>(n); }
+    uint8_t *pixels(const Buffer &p, int n) const { return image(p, n) + p.pixel; } // behind the row of zeros
 
     // Calls body(image, first pixel, end pixel) for pieces of all images' pixels.
     template <typename Body> void over_pixels(int count, Body &&body) const {
@@ -62,11 +62,12 @@ struct Run {
     void conv(const ConvStep &c) const;
     void windows(const ConvStep &c) const;
     void tiles(const ConvStep &c, int n, int part, int parts, int first, int end, float *out = nullptr) const;
-    void pooled_conv(const ConvStep &c) const;
-    void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines, const QuadLines *quads) const;
-    void quad_conv(const ConvStep &c) const;
-    uint8_t *quad_slot(const ConvStep &c, int task) const;
-    void depth_tiles(const ConvStep &c, int n, int part, int parts) const;
+    void conv_with_pool(const ConvStep &c) const;
+    void conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines,
+                         const ToomCookLines *toom_cook) const;
+    void toom_cook_conv(const ConvStep &c) const;
+    uint8_t *toom_cook_slot(const ConvStep &c, int task) const;
+    void depthwise_tiles(const ConvStep &c, int n, int part, int parts) const;
 
     // execute_window.cpp
     void max_pool(const Step &s) const;
@@ -74,7 +75,7 @@ struct Run {
     void resize(const Step &s) const;
 
     void step(const Step &s) const;
-    void finish(const Step &s) const;
+    void elementwise(const Step &s) const;
     void dequantize(const Step &s) const;
     void concat(const Step &s) const;
     void softmax(const Step &s) const;

@@ -25,12 +25,12 @@ Window pool_window(const Op &op, int axis, int i, int in, int out) {
 }
 
 // Input rows a (and b, at weight) an output row is mixed of; FORMAT.md, resize.
-struct Mixture {
+struct Interpolation {
     int a, b;
     float weight;
 };
 
-Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
+Interpolation interpolation_at(const Op &op, int axis, int i, int in, int out) {
     const double ratio = op.scale[axis] != 0 ? 1.0 / op.scale[axis] : static_cast<double>(in) / out;
     if (op.mode == ResizeMode::nearest) {
         const int a = static_cast<int>(std::min(std::floor(i * ratio), in - 1.0));
@@ -104,7 +104,7 @@ void Run::max_pool(const Step &s) const {
 
 void Run::avg_pool(const Step &s) const {
     const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
+    const Buffer &from = s.inputs[0];
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
             const Window h = pool_window(*s.op, 0, p / s.shape.w, in.h, s.shape.h);
@@ -127,13 +127,13 @@ void Run::avg_pool(const Step &s) const {
 void Run::resize(const Step &s) const {
     const Op &op = *s.op;
     const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
+    const Buffer &from = s.inputs[0];
     constexpr int kPiece = 256; // channels mixed at a time, on the stack
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const float *x = reinterpret_cast<const float *>(pixels(from, n));
         for (int p = first; p < end; ++p) {
-            const Mixture h = mixture_of(op, 0, p / s.shape.w, in.h, s.shape.h);
-            const Mixture w = mixture_of(op, 1, p % s.shape.w, in.w, s.shape.w);
+            const Interpolation h = interpolation_at(op, 0, p / s.shape.w, in.h, s.shape.h);
+            const Interpolation w = interpolation_at(op, 1, p % s.shape.w, in.w, s.shape.w);
             float *to = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
             const auto pixel = [&](int y, int column) { return x + (static_cast<size_t>(y) * in.w + column) * in.c; };
             if (op.mode == ResizeMode::nearest) {
@@ -143,9 +143,9 @@ void Run::resize(const Step &s) const {
             for (int c = 0; c < in.c; c += kPiece) {
                 const int count = std::min(kPiece, in.c - c);
                 float top[kPiece], bottom[kPiece];
-                kernels.mix(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
-                kernels.mix(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
-                kernels.mix(top, bottom, h.weight, to + c, count);
+                kernels.interpolate(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
+                kernels.interpolate(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
+                kernels.interpolate(top, bottom, h.weight, to + c, count);
             }
         }
     });

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "checksum.h"
 #include "anyprec/model_error.h"
+#include "checksum.h"
 
 namespace anyprec {
 

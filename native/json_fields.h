@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "anyprec/model_error.h"
 #include "format_limits.h"
 #include "json.h"
-#include "anyprec/model_error.h"
 
 namespace anyprec {
 

@@ -12,33 +12,34 @@ namespace {
 int vectors_of(const TileKernel &kernel, int out) {
     int vectors = 0;
     for (const Block &block : cut_blocks(kernel, out, 1, 1))
-        vectors += 1 << block.shift;
+        vectors += 1 << block.log2_vectors;
     return vectors;
 }
 
-bool can_take(const TileKernel &kernel, LayerBits bits) {
+bool supports(const TileKernel &kernel, LayerBits bits) {
     return bits.weights <= kernel.max_weight_bits && bits.acts <= kernel.max_act_bits;
 }
 
 // What a convolution takes, in cycles and per image: products at the kernel's rate, what is done for every pixel (or
 // patch) and channel beside, and panels passing by. Fitted to single layers of ResNet-18 and -50 (`anyprec-run
 // --steps`, 64 channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within a tenth.
-constexpr double kFinish = 0.4;        // an output's end, the plain way
-constexpr double kPassing = 0.12;      // a byte of a panel that comes from beyond the second-level cache
-constexpr double kStaying = 512 << 10; // bytes of a panel that stay there
-constexpr int kRowsAtOnce = 1024;      // the plain way: see Run::conv
+constexpr double kEpilogueCycles = 0.4;       // an output's end, the plain way
+constexpr double kCyclesPerPanelByte = 0.12;  // a byte of a panel that comes from beyond the second-level cache
+constexpr double kPanelBytesInL2 = 512 << 10; // bytes of a panel that stay there
+constexpr int kRowsAtOnce = 1024;             // the plain way: see Run::conv
 
 // Rows that do not fill one tile count as if they did: 3 rows take as long as 6.
 double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
-    const int steps = (in + kernel.group - 1) / kernel.group;
-    const int widest = cut_blocks(kernel, out, 1, 1)[0].shift;
-    return std::max(rows, double(kernel.rows[widest])) * taps * steps * kernel.group * vectors_of(kernel, out) *
-           kernel.lanes / kernel.rate;
+    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
+    const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
+    return std::max(rows, double(kernel.max_rows[widest])) * taps * steps * kernel.step_channels *
+           vectors_of(kernel, out) * kernel.lanes / kernel.products_per_cycle;
 }
 
-double passing_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
-    const double panel = static_cast<double>(vector_bytes(kernel)) / (kernel.lanes * kernel.group) * taps * in * out;
-    return kPassing * passes * std::max(0.0, panel - kStaying);
+double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
+    const double panel =
+        static_cast<double>(vector_bytes(kernel)) / (kernel.lanes * kernel.step_channels) * taps * in * out;
+    return kCyclesPerPanelByte * passes * std::max(0.0, panel - kPanelBytesInL2);
 }
 
 } // namespace
@@ -52,14 +53,15 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     double best_rate = -1;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
-        const bool grouped = kernel.input != Input::lookup && kernel.input != Input::pairs &&
+        const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
                              kernel.coding != Coding::split8; // a window's sums for every group would cost more
-        if (!can_take(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
+        if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
             (op.groups > 1 && !grouped))
             continue;
-        const int steps = (in + kernel.group - 1) / kernel.group;
-        const double rate = kernel.rate * (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
-                            (static_cast<double>(in) / (steps * kernel.group));
+        const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
+        const double rate = kernel.products_per_cycle *
+                            (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
+                            (static_cast<double>(in) / (steps * kernel.step_channels));
         if (rate > best_rate)
             best = &kernel, best_rate = rate;
     }
@@ -82,15 +84,15 @@ const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits 
     const double pixels = static_cast<double>(out.h) * out.w;
     const double patches = (static_cast<double>(out.h) + out.h % 2) * (out.w + out.w % 2) / 4;
     const Winograd *best = nullptr;
-    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kFinish * pixels * out.c +
-                   passing_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
+    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kEpilogueCycles * pixels * out.c +
+                   panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
     for (const Winograd *const *p = kernels.winograd; *p; ++p) {
         const Winograd &w = **p;
-        if (!can_take(w.tile, bits))
+        if (!supports(w.tile, bits))
             continue;
         const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c, out.c)));
         const double cycles = product_cycles(w.tile, patches, 16, in.c, out.c) +
-                              w.transform * patches * (in.c + out.c) + passing_cycles(w.tile, passes, 16, in.c, out.c);
+                              w.transform * patches * (in.c + out.c) + panel_cycles(w.tile, passes, 16, in.c, out.c);
         if (cycles < least)
             best = &w, least = cycles;
     }

@@ -77,8 +77,8 @@ inline void advance(Epilogue &e, int rows) {
     move(e.codes, e.codes_stride);
 }
 
-// What a tile of quads wants beyond that (QuadInput, below).
-struct QuadTile {
+// What a tile of quads wants beyond that (ToomCookInput, below).
+struct ToomCookTile {
     size_t position, line; // bytes from base to the next position across, and to the second half of a V
     int pixels, lines;     // outputs that exist
     int width;             // of a whole line of them
@@ -90,27 +90,27 @@ struct ExtraStep {
 };
 
 struct Tile {
-    const uint8_t *base;    // the image's prepared input, at the group's first channel
-    const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
-    int taps, steps;        // steps of the kernel's `group` channels per tap
-    int first_tap;          // the others are outside the image
-    const uint8_t *panel;   // the block's weights, in the order taps, steps
-    int hold;               // look-ups: steps whose sums a byte holds (Panel::hold)
-    int channels;           // of the block that exist; the rest is padding
-    const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
-    size_t ahead_bytes;
+    const uint8_t *base;          // the image's prepared input, at the group's first channel
+    const int32_t *offsets;       // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
+    int taps, steps;              // steps of the kernel's `group` channels per tap
+    int first_tap;                // the others are outside the image
+    const uint8_t *panel;         // the block's weights, in the order taps, steps
+    int safe_steps;               // look-ups: steps whose sums a byte holds (Panel::hold)
+    int channels;                 // of the block that exist; the rest is padding
+    const uint8_t *prefetch_from; // weights to come: from here on, prefetch_bytes a step are fetched meanwhile
+    size_t prefetch_bytes;
     const ExtraStep *extra; // split8: `extras` of them, of all taps, and their weights
     int extras;
     const uint8_t *extra_panel;
     Epilogue epilogue;
-    QuadTile quads; // quads alone
+    ToomCookTile toom_cook; // quads alone
 };
 
 using TileFunction = void (*)(const Tile &);
 
 // What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels,
 // or such for two pixels at once, each pair that any two neighboring outputs meet at a tap in a place of its own.
-enum class Input : uint8_t { codes, wide, floats, lookup, pairs };
+enum class Input : uint8_t { codes, wide, floats, lookup, lookup_pairs };
 struct PixelPair {
     int32_t first, second; // input pixel + 1; 0 is the row of zeros
 };
@@ -120,39 +120,39 @@ struct PixelPair {
 // part goes to an extra step.
 enum class Coding : uint8_t { centered8, centered16, offset8, split8, floats, lookup, lookup_planes };
 
-// What a panel's weights meet: codes or floats, or what Winograd or QuadInput makes of them, position by position.
-enum class Way : uint8_t { plain, winograd, quads };
+// What a panel's weights meet: codes or floats, or what Winograd or ToomCookInput makes of them, position by position.
+enum class Algorithm : uint8_t { direct, winograd, toom_cook };
 
 constexpr int kMaxRows = 8;
 constexpr int64_t kNoLimit = int64_t(1) << 40;
 
 // A kernel in four parts, so that a table of them reads line by line: what a step reads, which numbers it can take, a
 // function for every size of tile.
-struct Reads {
+struct Operands {
     Input input;
     Coding coding;
-    int group; // input channels per step
-    int lanes; // output channels per vector
+    int step_channels; // input channels per step
+    int lanes;         // output channels per vector
 };
-struct Takes {
+struct Limits {
     int max_weight_bits; // 0: floats
     int max_act_bits;
     int64_t max_k = kNoLimit; // longest sum it can hold
 };
 struct Tiles {
-    int shifts;                   // blocks are 1, 2, .. 2^shifts vectors wide
-    int rows[4];                  // most rows of a tile, by log2 of the vectors
+    int max_log2_vectors;         // blocks are 1, 2, .. 2^shifts vectors wide
+    int max_rows[4];              // most rows of a tile, by log2 of the vectors
     const TileFunction *tiles[4]; // [log2 vectors][rows - 1]
 };
-struct TileKernel : Reads, Takes, Tiles {
+struct TileKernel : Operands, Limits, Tiles {
     const char *name;
-    int rate; // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
-    Way way;
+    int products_per_cycle; // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
+    Algorithm algorithm;
     bool window; // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
 
-    constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed,
-                         Way transformed = Way::plain)
-        : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), way(transformed),
+    constexpr TileKernel(const char *title, Operands reads, Limits takes, Tiles all, int speed,
+                         Algorithm transformed = Algorithm::direct)
+        : Operands(reads), Limits(takes), Tiles(all), name(title), products_per_cycle(speed), algorithm(transformed),
           window(coding == Coding::offset8 || coding == Coding::split8 || coding == Coding::lookup ||
                  coding == Coding::lookup_planes) {}
 };
@@ -166,14 +166,14 @@ inline int window_factor(const TileKernel &k, int bits) {
 inline size_t step_bytes(const TileKernel &k) {
     switch (k.input) {
     case Input::codes:
-        return static_cast<size_t>(k.group);
+        return static_cast<size_t>(k.step_channels);
     case Input::lookup:
-    case Input::pairs:
+    case Input::lookup_pairs:
         return 2; // an offset, whatever the group
     case Input::wide:
-        return 2 * static_cast<size_t>(k.group);
+        return 2 * static_cast<size_t>(k.step_channels);
     default:
-        return 4 * static_cast<size_t>(k.group);
+        return 4 * static_cast<size_t>(k.step_channels);
     }
 }
 inline size_t vector_bytes(const TileKernel &k) {
@@ -183,17 +183,17 @@ inline size_t vector_bytes(const TileKernel &k) {
     case Coding::lookup_planes:
         return 2 * static_cast<size_t>(k.lanes);
     case Coding::centered16:
-        return 2 * static_cast<size_t>(k.lanes) * k.group;
+        return 2 * static_cast<size_t>(k.lanes) * k.step_channels;
     case Coding::floats:
-        return 4 * static_cast<size_t>(k.lanes) * k.group;
+        return 4 * static_cast<size_t>(k.lanes) * k.step_channels;
     default:
-        return static_cast<size_t>(k.lanes) * k.group;
+        return static_cast<size_t>(k.lanes) * k.step_channels;
     }
 }
 
 // A row of a depth-wise convolution: `pixels` outputs, all channels. Weights are int32 [taps][channels] (2c+1-2^k), or
 // floats for float inputs.
-struct DepthRow {
+struct DepthwiseRow {
     const uint8_t *base;
     const int32_t *offsets; // [taps][pixels] bytes
     int taps, pixels, channels;
@@ -237,9 +237,9 @@ struct Winograd {
 // 1, -1, 2, -2, -1/2 and infinity along both axes. These are 49 products for each of the channels, where the plain way
 // takes up to 256. A tile's rows are quads, its panel holds G g G' as [position down][position across][channel], and V
 // = B'd B lies as [position down][parity of the line][quad][position across][parity of the column, channel].
-constexpr int kQuad = 4, kQuadPoints = 7;
-struct QuadInput { // B': seven arrays to seven, `times` times; along a line, then down the lines
-    const float *in[kQuadPoints];
+constexpr int kToomCookOutputs = 4, kToomCookPoints = 7;
+struct ToomCookInput { // B': seven arrays to seven, `times` times; along a line, then down the lines
+    const float *in[kToomCookPoints];
     float *out;
     size_t next_point;        // floats from one output array to the next
     int count, times;         // floats of an array
@@ -249,19 +249,19 @@ struct QuadInput { // B': seven arrays to seven, `times` times; along a line, th
 struct Kernels {
     const char *isa;
     const TileKernel *const *integer; // the best first, ends with nullptr; the last takes everything
-    const TileKernel *floats, *quads;
-    void (*quad_input)(const QuadInput &);
-    void (*depth_codes)(const DepthRow &);
-    void (*depth_floats)(const DepthRow &);
+    const TileKernel *floats, *toom_cook;
+    void (*toom_cook_input)(const ToomCookInput &);
+    void (*depthwise_codes)(const DepthwiseRow &);
+    void (*depthwise_floats)(const DepthwiseRow &);
     // y = fma(x, scale, shift) and what follows, over rows of `channels` values; `rows` of them.
-    void (*finish)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
+    void (*epilogue)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
     // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of a pixel; `count` of
     // them, `pixel` bytes from one to the next. `totals`, if given: the sum of all codes of each pixel.
     void (*lookup_offsets)(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                            uint16_t *offsets, int32_t *totals);
     // The pairs input: `zeros` is the row of zeros of an image whose pixels follow it, 1 bit, groups of 4.
-    void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                         uint16_t *offsets);
+    void (*pixel_pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                               uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
     void (*to_floats)(const uint8_t *codes, size_t count, float *floats);
     // sums[i stride] = sum of the first `channels` codes of pixel i, of `count` pixels.
@@ -269,8 +269,8 @@ struct Kernels {
     // best = the first of `count` taps, then x > best ? x : best for all others in turn. `best` may be a tap.
     void (*maximum)(float *best, const void *const *taps, int count, int channels);
     void (*maximum_codes)(uint8_t *best, const void *const *taps, int count, int channels);
-    void (*accumulate)(float *sum, const float *x, int count);                        // sum += x
-    void (*mix)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
+    void (*accumulate)(float *sum, const float *x, int count);                                // sum += x
+    void (*interpolate)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
     const Winograd *const *winograd = nullptr; // the best first, ends with nullptr; may be missing altogether
 };
 

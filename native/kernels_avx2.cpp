@@ -20,7 +20,7 @@ using F = __m256;
 using I = __m256i;
 
 constexpr int32_t kMask[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
-inline I first(int n) {
+inline I lane_mask(int n) {
     return _mm256_loadu_si256(reinterpret_cast<const I *>(kMask + W - n));
 }
 inline void store(void *p, I v) {
@@ -30,10 +30,10 @@ inline I load(const void *p) {
     return _mm256_loadu_si256(static_cast<const I *>(p));
 }
 inline F load(const float *p, int n) {
-    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first(n));
+    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, lane_mask(n));
 }
 inline I load(const int32_t *p, int n) {
-    return n >= W ? load(p) : _mm256_maskload_epi32(p, first(n));
+    return n >= W ? load(p) : _mm256_maskload_epi32(p, lane_mask(n));
 }
 inline I load_codes(const uint8_t *p, int n) {
     uint64_t codes = 0;
@@ -48,7 +48,7 @@ inline void store(float *p, F v, int n) {
     if (n >= W)
         _mm256_storeu_ps(p, v);
     else
-        _mm256_maskstore_ps(p, first(n), v);
+        _mm256_maskstore_ps(p, lane_mask(n), v);
 }
 inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     const I wide = _mm256_cvtps_epi32(v);
@@ -237,7 +237,7 @@ inline I broadcast4(const uint8_t *p) {
 struct DotWide {
     using Vector = I;
     using Code = uint8_t; // in pairs of 16 bit
-    static constexpr int kHold = 0;
+    static constexpr int kSafeSteps = 0;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
@@ -248,7 +248,7 @@ struct DotWide {
 
 // Each step adds at most 2 x 15 x 15 = 450 at 4 bit, so a 16 bit sum holds 72.
 template <int Largest> struct DotNarrow : DotWide {
-    static constexpr int kHold = 32767 / (2 * Largest * Largest), kLanes = W;
+    static constexpr int kSafeSteps = 32767 / (2 * Largest * Largest), kLanes = W;
     using Total = int32_t;
     static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
     template <bool First> static void add_to(int32_t *total, I acc) {
@@ -289,7 +289,7 @@ struct DotSplit {
                 in[r] = t.base + t.offsets[tap * R + r];
             Loop<DotSeven>::step(in, e->step, panel, acc);
         }
-        WholeSums<R, V>().finish(t, acc);
+        WholeSums<R, V>().epilogue(t, acc);
     }
 };
 
@@ -304,13 +304,13 @@ struct DotThree {
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
                 acc[r][v] = _mm256_setzero_si256();
-        const uint8_t *panel = t.panel, *ahead = t.ahead, *in[R];
+        const uint8_t *panel = t.panel, *prefetch_from = t.prefetch_from, *in[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
             in[r] = t.base + t.offsets[r];
         int s = 0;
         for (; s + 3 <= t.steps; s += 3, panel += 96 * V) {
-            fetch(ahead, 3, t);
+            prefetch_weights(prefetch_from, 3, t);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
@@ -364,7 +364,7 @@ struct LookUp {
     using Vector = I;
     using Code = uint16_t;
     using Total = uint16_t;
-    static constexpr int kHold = -1, kLanes = 16;
+    static constexpr int kSafeSteps = -1, kLanes = 16;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = &products.table[0][0] + in[s];
         return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
@@ -383,12 +383,14 @@ struct LookUp {
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
 template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
 
-constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::lookup, Coding::lookup_planes, 4, 16};
-constexpr Reads centered = {Input::codes, Coding::centered8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
-constexpr Reads split = {Input::codes, Coding::split8, 4, 8};
-constexpr Reads wide = {Input::wide, Coding::centered16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
+constexpr Operands pixel_pairs = {Input::lookup_pairs, Coding::lookup, 4, 32},
+                   planes = {Input::lookup, Coding::lookup_planes, 4, 16};
+constexpr Operands centered = {Input::codes, Coding::centered8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
+constexpr Operands split = {Input::codes, Coding::split8, 4, 8};
+constexpr Operands wide = {Input::wide, Coding::centered16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
-constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(), 190);
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pixel_pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(),
+                                 190);
 constexpr TileKernel lookup_2bit("vpshufb, 2 bit", planes, {2, 2, 4 * (65535 / 36)}, tiles<LookUp>, 83);
 constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centered, {4, 4}, tiles<DotNarrow<15>>, 43);
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centered, {5, 5}, tiles<DotNarrow<31>>, 42);
@@ -398,20 +400,36 @@ constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<Dot
 constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
-constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 6>(), 15, Way::quads);
+constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 6>(), 15,
+                                     Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_split, &dot_8bit, nullptr};
 
-constexpr Reads made = {Input::codes, Coding::centered16, 2, 8}; // V, 16 bit, out of codes
-constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Way::winograd}, 8.6);
+constexpr Operands transformed = {Input::codes, Coding::centered16, 2, 8}; // V, 16 bit, out of codes
+constexpr Winograd winograd_4bit = winograd_of<ByteForm>(
+    {"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Algorithm::winograd}, 8.6);
 constexpr Winograd winograd_8bit =
-    winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, Way::winograd}, 11);
+    winograd_of<WideForm>({"winograd vpmaddwd", transformed, {8, 8}, tiles<DotWide>, 23, Algorithm::winograd}, 11);
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
-constexpr Kernels table = {"avx2",       integer,       &float_fma,         &float_quads,     quad_input, depth_codes,
-                           depth_floats, finish_floats, lookup_offsets_ymm, pair_offsets_ymm, widen,      to_floats,
-                           sums_ymm,     maximum,       maximum_codes,      accumulate,       mix,        winograd};
+constexpr Kernels table = {"avx2",
+                           integer,
+                           &float_fma,
+                           &float_toom_cook,
+                           toom_cook_input,
+                           depthwise_codes,
+                           depthwise_floats,
+                           epilogue_floats,
+                           lookup_offsets_ymm,
+                           pixel_pair_offsets_ymm,
+                           widen,
+                           to_floats,
+                           sums_ymm,
+                           maximum,
+                           maximum_codes,
+                           accumulate,
+                           interpolate,
+                           winograd};
 
 } // namespace
 

@@ -17,31 +17,31 @@ constexpr int W = 16;
 using F = __m512;
 using I = __m512i;
 
-inline __mmask16 first(int n) {
+inline __mmask16 lane_mask(int n) {
     return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
 }
 inline F load(const float *p, int n) {
-    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(first(n), p);
+    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lane_mask(n), p);
 }
 inline I load(const int32_t *p, int n) {
-    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(first(n), p);
+    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(lane_mask(n), p);
 }
 inline I load_codes(const uint8_t *p, int n) {
     return _mm512_cvtepu8_epi32(n >= W ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))
-                                       : _mm_maskz_loadu_epi8(first(n), p));
+                                       : _mm_maskz_loadu_epi8(lane_mask(n), p));
 }
 inline void store(float *p, F v, int n) {
     if (n >= W)
         _mm512_storeu_ps(p, v);
     else
-        _mm512_mask_storeu_ps(p, first(n), v);
+        _mm512_mask_storeu_ps(p, lane_mask(n), v);
 }
 inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     const __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
     if (n >= W)
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p), codes);
     else
-        _mm_mask_storeu_epi8(p, first(n), codes);
+        _mm_mask_storeu_epi8(p, lane_mask(n), codes);
 }
 // Packs work on quarters: their dwords hold lanes 0..3 of all vectors, then lanes 4..7, and so on.
 inline I packed(I a, I b) {
@@ -180,11 +180,11 @@ inline I broadcast4(const uint8_t *p) {
 #include "toom_cook.inl"
 
 // What an image's pixels become would fill half a vector, across two lines of the cache.
-void quad_input_zmm(const QuadInput &q) {
+void toom_cook_input_zmm(const ToomCookInput &q) {
     if (q.count <= W / 2)
-        kernels_avx2()->quad_input(q);
+        kernels_avx2()->toom_cook_input(q);
     else
-        quad_input(q);
+        toom_cook_input(q);
 }
 
 #include "tiles.inl"
@@ -194,7 +194,7 @@ void quad_input_zmm(const QuadInput &q) {
 struct Dot {
     using Vector = I;
     using Code = uint8_t;
-    static constexpr int kHold = 0;
+    static constexpr int kSafeSteps = 0;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
@@ -225,7 +225,7 @@ constexpr Products<2> products2;
 template <int Bits> struct LookUp {
     using Vector = I;
     using Code = uint16_t;
-    static constexpr int kHold = -1;
+    static constexpr int kSafeSteps = -1;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
         return _mm512_load_si512(table + in[s]);
@@ -236,7 +236,7 @@ template <int Bits> struct LookUp {
     template <int R, int V> struct Totals {
         I low[R][V] = {}, high[R][V] = {};
 
-        ANYPREC_INLINE void take(I (&acc)[R][V]) {
+        ANYPREC_INLINE void flush(I (&acc)[R][V]) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -246,8 +246,8 @@ template <int Bits> struct LookUp {
                     acc[r][v] = I{};
                 }
         }
-        ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
-            take(acc);
+        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+            flush(acc);
             alignas(64) uint16_t sums[R][64 * V];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
@@ -256,7 +256,7 @@ template <int Bits> struct LookUp {
                     store(sums[r] + 64 * v, low[r][v]);
                     store(sums[r] + 64 * v + 32, high[r][v]);
                 }
-            finish_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+            epilogue_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
         }
     };
 };
@@ -266,42 +266,43 @@ template <int Bits> struct LookUp {
 constexpr Tiles dots = tiles_of<Loop<Dot>, 8, 8, 6>(), multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
-constexpr Reads groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
-constexpr Reads centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
-constexpr Reads floats = {Input::floats, Coding::floats, 1, 16};
+constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
+constexpr Operands centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
+constexpr Operands floats = {Input::floats, Coding::floats, 1, 16};
 
 constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
 constexpr TileKernel dot_7bit("vpdpbusd", centered, {7, 8}, dots, 108);
 constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
-constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 8>(), 1, Way::quads);
+constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8>(), 1,
+                                     Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
 
 // Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
 constexpr Winograd winograd_3bit =
-    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centered, {3, 5}, dots, 108, Way::winograd}, 4.5);
+    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centered, {3, 5}, dots, 108, Algorithm::winograd}, 4.5);
 constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Way::winograd}, 4.5);
+    winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Algorithm::winograd}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"avx512",
                            integer,
                            &float_fma,
-                           &float_quads,
-                           quad_input_zmm,
-                           depth_codes,
-                           depth_floats,
-                           finish_floats,
+                           &float_toom_cook,
+                           toom_cook_input_zmm,
+                           depthwise_codes,
+                           depthwise_floats,
+                           epilogue_floats,
                            lookup_offsets_zmm,
-                           pair_offsets,
+                           pixel_pair_offsets,
                            widen,
                            to_floats,
                            sums_zmm,
                            maximum,
                            maximum_codes,
                            accumulate,
-                           mix,
+                           interpolate,
                            winograd};
 
 } // namespace

@@ -23,7 +23,7 @@ alignas(32) constexpr uint8_t kLowerHalves[32] = {15, 15, 15, 15, 15, 15, 15, 15
 
 // Keeps gcc from moving what makes x elsewhere, and from making a load part of another instruction: it runs out of
 // registers that way, and a vpshufb that loads takes longer than a load and a vpshufb.
-ANYPREC_INLINE I here(I x) {
+ANYPREC_INLINE I keep_in_register(I x) {
 #if defined(__GNUC__)
     __asm__ volatile("" : "+x"(x));
 #endif
@@ -53,7 +53,7 @@ template <int P, int V> struct PairSums {
             I w[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                w[v] = here(load(panel + 32 * (i * V + v)));
+                w[v] = keep_in_register(load(panel + 32 * (i * V + v)));
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 const uint8_t *table = &pair_products.table[0][0] + in[p][s + i];
@@ -61,7 +61,7 @@ template <int P, int V> struct PairSums {
 #pragma GCC unroll 2
                 for (int v = 0; v < V; ++v) {
                     const I sum = _mm256_shuffle_epi8(x, w[v]);
-                    t[p][v] = here(i ? _mm256_add_epi8(t[p][v], sum) : sum);
+                    t[p][v] = keep_in_register(i ? _mm256_add_epi8(t[p][v], sum) : sum);
                 }
             }
         }
@@ -69,13 +69,13 @@ template <int P, int V> struct PairSums {
 #if defined(__GNUC__)
         __asm__("" : "+r"(mask)); // loaded where it is wanted: there is no register for it
 #endif
-        const I lower = here(load(mask));
+        const I lower = keep_in_register(load(mask));
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                first[p][v] = here(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
-                second[p][v] = here(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
+                first[p][v] = keep_in_register(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
+                second[p][v] = keep_in_register(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
             }
     }
 
@@ -110,12 +110,12 @@ template <int R, int V> struct PairLookUp {
     static constexpr int kPairs = (R + 1) / 2;     // the last pixel may be alone, beside zeros
     using Totals = uint16_t[32 * V];
 
-    // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
+    // PixelPairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
     template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
         PairSums<P, V> sums;
-        const uint8_t *panel = t.panel, *ahead = t.ahead;
-        const int all = t.steps / 3, hold = t.hold / 3; // 255 / 12 threes at least
-        int room = hold;
+        const uint8_t *panel = t.panel, *prefetch_from = t.prefetch_from;
+        const int all = t.steps / 3, safe_steps = t.safe_steps / 3; // 255 / 12 threes at least
+        int room = safe_steps;
         bool empty = true;
         for (int tap = 0; tap < t.taps; ++tap) {
             const uint16_t *in[P];
@@ -126,7 +126,7 @@ template <int R, int V> struct PairLookUp {
             while (s < t.steps) {
                 const int now = threes < room ? threes : room;
                 if (first == 0)
-                    fetch(ahead, 3 * now, t);
+                    prefetch_weights(prefetch_from, 3 * now, t);
                 for (int i = 0; i < now; ++i, s += 3, panel += 96 * V)
                     sums.template add<3>(in, s, panel);
                 threes -= now;
@@ -142,7 +142,7 @@ template <int R, int V> struct PairLookUp {
                 }
                 if (room == 0) {
                     sums.move_to(totals, empty);
-                    room = hold;
+                    room = safe_steps;
                 }
             }
         }
@@ -156,7 +156,7 @@ template <int R, int V> struct PairLookUp {
             sum<kAtOnce>(t, first, totals + 2 * first);
         if constexpr (kLast != 0)
             sum<kLast>(t, kPairs - kLast, totals + 2 * (kPairs - kLast));
-        finish_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
+        epilogue_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
     }
 };
 struct PairTiles { // as tiles_of wants them
@@ -164,10 +164,10 @@ struct PairTiles { // as tiles_of wants them
 };
 
 // As lookup_offsets_ymm. What lies past a pixel's channels is kept out of the other pixel's half.
-void pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                      uint16_t *offsets) {
+void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                            uint16_t *offsets) {
     if (steps < 16)
-        return pair_offsets(zeros, pixel, pairs, count, steps, offsets);
+        return pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
     for (int i = 0; i < count; ++i, offsets += steps) {
         const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
         const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);

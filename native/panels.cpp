@@ -50,14 +50,15 @@ void transform_weights(const uint8_t *codes, int in, int factor, int shift, int1
 
 Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
     const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
-    const int out = weight.shape[0], in = weight.shape[3], group = kernel.group, lanes = kernel.lanes;
+    const int out = weight.shape[0], in = weight.shape[3], group = kernel.step_channels, lanes = kernel.lanes;
     const int steps = (in + group - 1) / group;
     const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centered16;
     const int factor = offset ? 1 : 2, shift = offset ? -(1 << (bits - 1)) : 1 - (1 << bits);
     const std::vector<Block> blocks = cut_blocks(kernel, out, 16, steps);
     const size_t vector = vector_bytes(kernel), element = wide ? 2 : 1;
 
-    Panel panel = allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().shift));
+    Panel panel =
+        allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().log2_vectors));
     panel.group_bytes = panel.bytes;
     panel.bias.resize(4 * static_cast<size_t>(out));
     std::vector<int16_t> u(16 * static_cast<size_t>(in));
@@ -65,7 +66,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
         for (int c = 0; c < block.channels; ++c) {
             const int channel = block.first + c;
             transform_weights(codes.data() + static_cast<size_t>(channel) * 9 * in, in, factor, shift, u.data());
-            const size_t stride = vector << block.shift; // from one step to the next
+            const size_t stride = vector << block.log2_vectors; // from one step to the next
             uint8_t *to =
                 panel.data + block.panel + vector * (c / lanes) + static_cast<size_t>(c % lanes) * group * element;
             int32_t sums[16] = {};
@@ -93,31 +94,32 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
 
 // The least number of steps in a row, of any channel, whose sum might leave a byte, less one. A step adds at most its
 // weights times the largest activation: 31 steps at 2 bit where half of the bits are ones, 21 if all were.
-int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int steps) {
+int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups,
+                     int steps) {
     const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
     const int most = 255 / ((1 << kernel.max_act_bits) - 1);
     int weights[256] = {}; // of a step, added up
     for (int b = 0; b < 256; ++b)
         for (int i = 0; i < 8; i += bits)
             weights[b] += b >> i & ((1 << bits) - 1);
-    int hold = 1 << 30; // no limit
+    int safe_steps = 1 << 30; // no limit
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks) {
             const uint8_t *first = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
-            const size_t stride = vector_bytes(kernel) << block.shift; // from one step to the next
+            const size_t stride = vector_bytes(kernel) << block.log2_vectors; // from one step to the next
             for (size_t lane = 0; lane < stride; ++lane) {
                 const uint8_t *last = first + lane, *begin = last; // of a run of steps whose sum fits
                 int sum = 0;
                 for (int s = 0, run = 0; s < steps; ++s, last += stride) {
                     sum += weights[*last];
                     for (++run; sum > most; begin += stride) {
-                        hold = std::min(hold, --run);
+                        safe_steps = std::min(safe_steps, --run);
                         sum -= weights[*begin];
                     }
                 }
             }
         }
-    return hold;
+    return safe_steps;
 }
 
 // Coding::split8, out of offset8: where two neighbors are both positive or both negative and too large together, what
@@ -132,7 +134,7 @@ Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vecto
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks) {
             uint8_t *step = plain.data + plain.group_bytes * static_cast<size_t>(g) + block.panel;
-            const size_t stride = vector_bytes(kernel) << block.shift;
+            const size_t stride = vector_bytes(kernel) << block.log2_vectors;
             extras.push_back({static_cast<int>(extra.size()), 0, plain.bytes + rests.size()});
             for (int tap = 0; tap < taps; ++tap)
                 for (int s = 0; s < steps; ++s, step += stride) {
@@ -169,7 +171,7 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
     std::vector<Block> blocks;
     size_t offset = 0;
     for (int first = 0; first < channels;) {
-        int shift = kernel.shifts; // the widest block, or the narrowest one that holds what is left
+        int shift = kernel.max_log2_vectors; // the widest block, or the narrowest one that holds what is left
         while (shift > 0 && (kernel.lanes << (shift - 1)) >= channels - first)
             --shift;
         const int width = std::min(kernel.lanes << shift, channels - first);
@@ -212,22 +214,23 @@ std::vector<float> weight_floats(const Weight &weight) {
 }
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
-    if (kernel.way == Way::winograd)
+    if (kernel.algorithm == Algorithm::winograd)
         return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
     const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
     std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
     int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
-    if (kernel.way == Way::quads) {
-        values = quad_weights(values, weight.shape);
-        taps = kQuadPoints * kQuadPoints;
+    if (kernel.algorithm == Algorithm::toom_cook) {
+        values = toom_cook_weights(values, weight.shape);
+        taps = kToomCookPoints * kToomCookPoints;
         in = 4 * in;
     }
-    const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
+    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels, group = kernel.step_channels,
+              lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);
     const size_t group_bytes =
-        blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
+        blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().log2_vectors);
     const int center = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
@@ -238,7 +241,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
             for (int c = 0; c < block.channels; ++c) {
                 const size_t row = (static_cast<size_t>(g) * out + block.first + c) * taps * in;
                 const int lane = lane_of(kernel, c % lanes);
-                const size_t stride = vector << block.shift; // from one step to the next
+                const size_t stride = vector << block.log2_vectors; // from one step to the next
                 uint8_t *to = panel.data + g * group_bytes + block.panel + vector * (c / lanes);
                 for (int tap = 0; tap < taps; ++tap)
                     for (int s = 0; s < steps; ++s, to += stride)
@@ -276,13 +279,13 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                         }
             }
     if (is_lookup)
-        panel.hold = steps_held(panel, kernel, blocks, groups, taps * steps);
+        panel.safe_steps = count_safe_steps(panel, kernel, blocks, groups, taps * steps);
     if (kernel.coding == Coding::split8)
         return split_pairs(panel, kernel, blocks, groups, taps, steps);
     return panel;
 }
 
-Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits) {
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits) {
     const int channels = weight.shape[0], taps = weight.shape[1] * weight.shape[2];
     Panel panel = allocate(4 * weight.count);
     panel.group_bytes = panel.bytes;

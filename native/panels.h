@@ -15,7 +15,7 @@ namespace anyprec {
 struct Block {
     int first; // channel, within the group
     int channels;
-    int shift;
+    int log2_vectors;
     size_t panel; // bytes from the group's panel
 };
 
@@ -31,7 +31,8 @@ struct Panel {
     uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
-    int hold = 0; // look-ups: of so many steps in a row no sum leaves a byte, with these weights and any activations
+    int safe_steps =
+        0; // look-ups: of so many steps in a row no sum leaves a byte, with these weights and any activations
     std::vector<ExtraStep> extra; // split8; their weights lie behind all others
     std::vector<Extras> extras;   // by group and block
     std::vector<int32_t> bias;    // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
@@ -39,8 +40,8 @@ struct Panel {
 
 // What a tile reads of its panel: block number `block` of a group.
 inline void set_panel(Tile &tile, const Panel &panel, const std::vector<Block> &blocks, int group, int block) {
-    tile.panel = tile.ahead = panel.data + panel.group_bytes * static_cast<size_t>(group) + blocks[block].panel;
-    tile.hold = panel.hold;
+    tile.panel = tile.prefetch_from = panel.data + panel.group_bytes * static_cast<size_t>(group) + blocks[block].panel;
+    tile.safe_steps = panel.safe_steps;
     if (panel.extras.empty())
         return;
     const Extras &extras = panel.extras[static_cast<size_t>(group) * blocks.size() + block];
@@ -62,7 +63,7 @@ std::vector<float> weight_floats(const Weight &weight);
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups);
 
-// For depth_codes and depth_floats: [tap][channel], int32 2c+1-2^k or floats (bits 32).
-Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits);
+// For depthwise_codes and depthwise_floats: [tap][channel], int32 2c+1-2^k or floats (bits 32).
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits);
 
 } // namespace anyprec

@@ -18,7 +18,7 @@ namespace anyprec {
 
 // Where a value lives in the arena. An image is a row of zeros (one pixel, what taps outside the image read), then
 // its pixels; `images` such blocks follow each other.
-struct Place {
+struct Buffer {
     size_t offset = 0;
     size_t pixel = 0; // bytes
     size_t image = 0; // bytes, the row of zeros included
@@ -29,21 +29,22 @@ struct Place {
 // line by line and taken in chunks: V of a chunk, then for each block of channels M of the chunk and its outputs.
 struct WinogradStep {
     const Winograd *kernel = nullptr;
-    int width = 0, height = 0;             // of the output
-    int across = 0, down = 0;              // patches
-    int chunk = 0, chunks = 0;             // patches at a time, chunks per image
-    std::vector<int32_t> grid;             // [2 down + 2][2 across + 2] bytes to a pixel of the input
-    int32_t rows[kMaxRows];                // bytes from patch to patch of V, as tiles want them
-    size_t row = 0, position = 0;          // V: bytes per patch, and per position
-    size_t sums_position = 0;              // M: sums per position
-    size_t made = 0, sums = 0;             // arena: a place for V, and one for M, for each slot
-    size_t made_bytes = 0, sums_bytes = 0; // of one slot
-    int slots = 0;                         // chunks that may be under way at once
-    std::vector<int32_t> bias;             // [4][out], or empty
+    int width = 0, height = 0;                    // of the output
+    int across = 0, down = 0;                     // patches
+    int chunk = 0, chunks = 0;                    // patches at a time, chunks per image
+    std::vector<int32_t> grid;                    // [2 down + 2][2 across + 2] bytes to a pixel of the input
+    int32_t row_offsets[kMaxRows];                // bytes from patch to patch of V, as tiles want them
+    size_t row = 0, position = 0;                 // V: bytes per patch, and per position
+    size_t sums_position = 0;                     // M: sums per position
+    size_t transformed = 0, sums = 0;             // arena: a place for V, and one for M, for each slot
+    size_t transformed_bytes = 0, sums_bytes = 0; // of one slot
+    int slots = 0;                                // chunks that may be under way at once
+    std::vector<int32_t> bias;                    // [4][out], or empty
 };
 
-// How a float convolution goes in quads (kernels.h, QuadInput). A slot's memory holds what QuadLines (quads.h) wants.
-struct QuadStep {
+// How a float convolution goes in quads (kernels.h, ToomCookInput). A slot's memory holds what ToomCookLines (quads.h)
+// wants.
+struct ToomCookStep {
     int across = 0;    // quads of a line
     int width = 0;     // floats of two input pixels
     size_t line = 0;   // floats of what an input line becomes
@@ -55,10 +56,10 @@ struct QuadStep {
 
 // A max pool that alone reads the convolution's result. The two go through an image together, a band of lines at a
 // time: the result of a band stays in the second-level cache, and is never in memory as a whole.
-struct PooledStep {
+struct FusedPool {
     const Op *op = nullptr; // the pool
     Shape from, shape;      // of the convolution's result, and of the pool's
-    Place out;
+    Buffer out;
     int band = 0;     // lines of the pool at a time
     size_t lines = 0; // arena: a band of the convolution's lines for each slot
     size_t bytes = 0; // of one slot
@@ -74,32 +75,32 @@ struct ConvStep {
     const Panel *next = nullptr; // of the convolution that comes next
     std::vector<Block> blocks;
     int groups = 1, group_in = 0, group_out = 0, taps = 0, steps = 0;
-    Place input;        // what the kernel reads: the value itself, or made of it by a PrepareStep
-    Place sums;         // channel sums of every input pixel, [1 + pixels][groups]; pixel == 0: not wanted
+    Buffer input;       // what the kernel reads: the value itself, or made of it by a PrepareStep
+    Buffer sums;        // channel sums of every input pixel, [1 + pixels][groups]; pixel == 0: not wanted
     size_t windows = 0; // arena: [groups][output pixels] of one image and thread 0 .. images
-    std::shared_ptr<const Offsets> offsets[4];           // by log2 of the vectors
-    std::shared_ptr<const std::vector<int32_t>> taps_of; // [output pixel][tap] input pixel + 1, 0 outside
-    std::vector<int32_t> constants, constant_rows;       // signed inputs
-    Epilogue epilogue;                                   // pointers to tables; places below become pointers at run time
+    std::shared_ptr<const Offsets> offsets[4];              // by log2 of the vectors
+    std::shared_ptr<const std::vector<int32_t>> tap_pixels; // [output pixel][tap] input pixel + 1, 0 outside
+    std::vector<int32_t> constants, constant_rows;          // signed inputs
+    Epilogue epilogue; // pointers to tables; places below become pointers at run time
     bool has_residual = false, has_out = false, has_codes = false;
-    Place residual, out, codes;
+    Buffer residual, out, codes;
     int out_channels = 0, out_pixels = 0, out_width = 0, in_width = 0, in_height = 0;
-    std::unique_ptr<WinogradStep> winograd; // nullptr: the plain way
-    std::unique_ptr<QuadStep> quads;        // likewise
-    std::unique_ptr<PooledStep> pooled;     // nullptr: no pool
+    std::unique_ptr<WinogradStep> winograd;  // nullptr: the plain way
+    std::unique_ptr<ToomCookStep> toom_cook; // likewise
+    std::unique_ptr<FusedPool> fused_pool;   // nullptr: no pool
 };
 
 // Brings a value into the form a kernel reads, and sums its channels.
 struct PrepareStep {
-    Place from, to, sums; // to.pixel == 0: sums alone
+    Buffer from, to, sums; // to.pixel == 0: sums alone
     Input input = Input::codes;
-    std::shared_ptr<const Pairs> pairs; // Input::pairs
+    std::shared_ptr<const PixelPairs> pairs; // Input::pairs
     int channels = 0, groups = 1, steps = 0, group = 1, bits = 0, entry = 0;
 };
 
 // Zeros around the pixels of the input, where one float convolution alone reads it: a line of its kernel is then one
 // run of floats, wherever it lies, and counts as one tap.
-struct Frame {
+struct PaddedInput {
     int top = 0, left = 0, height = 0, width = 0; // with the frame
     bool on = false;
 };
@@ -107,9 +108,9 @@ struct Frame {
 struct Step;
 struct Plan {
     int images = 0;
-    Frame frame;
+    PaddedInput padded_input;
     std::vector<Shape> shapes;
-    std::vector<Place> places; // by value; only those that exist in memory
+    std::vector<Buffer> buffers; // by value; only those that exist in memory
     std::vector<Step> steps;
     std::vector<bool> codes; // by value
     size_t arena_bytes = 0;
@@ -124,12 +125,24 @@ struct ZeroRow {
 };
 
 struct Step {
-    enum class Kind { prepare, conv, finish, dequantize, concat, max_pool, avg_pool, resize, softmax, flatten, pad };
+    enum class Kind {
+        prepare,
+        conv,
+        elementwise,
+        dequantize,
+        concat,
+        max_pool,
+        avg_pool,
+        resize,
+        softmax,
+        flatten,
+        pad
+    };
     Kind kind;
     const Op *op = nullptr;
-    std::vector<Place> inputs;
+    std::vector<Buffer> inputs;
     std::vector<Shape> input_shapes;
-    Place out;
+    Buffer out;
     Shape shape; // of the result
     bool codes = false;
     Epilogue epilogue;               // finish

@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "kernel_selection.h"
 #include "arena_planner.h"
+#include "kernel_selection.h"
 #include "plan.h"
 
 namespace anyprec {
 
 // What a convolution absorbs: op numbers, -1 where there is none.
-struct Absorbed {
+struct Fused {
     int clip_first = -1, add = -1, clip_second = -1, quantize = -1;
     int residual = -1; // value
     int value = 0;     // the float value it ends in
@@ -34,16 +34,17 @@ class Builder {
     const Kernels &kernels;
     const PanelSource &panels;
     Plan plan;
-    Taps taps;
+    TapTables taps;
 
     std::vector<std::vector<int>> readers; // by value: op numbers
     std::vector<bool> is_output;           // by value
-    std::vector<bool> absorbed;            // by op
+    std::vector<bool> fused;               // by op
 
     // Until all lifetimes are known, Place::offset is the number of an object.
-    Lifetimes memory;
-    std::map<std::tuple<int, int, int, int, const Pairs *>, Place> prepared; // by value, Input, group, bits, pairs
-    std::map<std::pair<int, int>, Place> summed;                             // by value, groups
+    ArenaPlanner memory;
+    std::map<std::tuple<int, int, int, int, const PixelPairs *>, Buffer>
+        prepared;                                 // by value, Input, group, bits, pairs
+    std::map<std::pair<int, int>, Buffer> summed; // by value, groups
 
     const Op &op_of(int value) const { return graph.ops[static_cast<size_t>(value - 1)]; }
     const Shape &shape(int value) const { return plan.shapes[static_cast<size_t>(value)]; }
@@ -65,24 +66,24 @@ class Builder {
     // Convolutions, in plan_conv.cpp
     int sole_reader(int value) const;
     bool acts_as_clip(int op) const;
-    Absorbed absorb(int conv);
+    Fused fuse(int conv);
     void conv_step(int op);
-    void frame_input();
-    const Winograd *choose_integer(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
-    void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
-    int pool_of(const Absorbed &a, const Shape &out) const;
+    void pad_input();
+    const Winograd *choose_integer_kernel(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
+    void choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
+    int fusible_pool(const Fused &a, const Shape &out) const;
     void plan_pool(ConvStep &conv, int pool, const Shape &out);
     void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
-    void conv_places(ConvStep &conv, const Absorbed &a, Step &step, int number);
+    void allocate_conv(ConvStep &conv, const Fused &a, Step &step, int number);
 
     // Memory
     [[noreturn]] void too_large(int value, uint64_t bytes) const;
-    Place place(int value);
-    Place make_place(int value, size_t pixel_bytes, int pixels);
+    Buffer buffer(int value);
+    Buffer make_buffer(int value, size_t pixel_bytes, int pixels);
     size_t scratch(size_t bytes, int step);
-    void use(int step, const Place &p) { memory.use(p.offset, step); }
-    void write(int number, Step &step, const Place &p); // with its row of zeros
+    void use(int step, const Buffer &p) { memory.use(p.offset, step); }
+    void write(int number, Step &step, const Buffer &p); // with its row of zeros
     void overwrite_residuals();
     void lay_out();
 };

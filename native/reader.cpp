@@ -38,7 +38,7 @@ struct ModelFile::Impl {
     std::unique_ptr<Source> source; // nullptr once everything is loaded
     std::vector<Piece> pieces;
     Graph graph;
-    std::vector<TensorPlace> places;
+    std::vector<TensorPlace> buffers;
     std::vector<size_t> plane_ends; // where each plane ends in the file
     size_t head_end = 0;            // where tables, float weights and codes of fixed bits end
     size_t tails_end = 0;           // 0 without tails
@@ -101,7 +101,7 @@ void ModelFile::Impl::read_head(size_t size) {
         Json json(stripped);
         Header header = parse_header(json);
         ParsedGraph parsed = parse_graph(header.graph);
-        places = place_tensors(header, parsed, 8 + size_t(length));
+        buffers = place_tensors(header, parsed, 8 + size_t(length));
         graph = std::move(parsed.graph);
     } catch (const JsonError &error) {
         throw ModelError(Kind::BadHeader, "its header is not JSON: " + std::string(error.what()));
@@ -114,17 +114,17 @@ void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
     for (const std::vector<int> &numbers : graph.planes)
         if (!numbers.empty())
             plane_ends.resize(size_t(numbers.back()) + 1);
-    for (const TensorPlace &place : places)
+    for (const TensorPlace &place : buffers)
         if (place.part == TensorPlace::table || place.part == TensorPlace::values || place.part == TensorPlace::codes)
             head_end = place.end;
     std::fill(plane_ends.begin(), plane_ends.end(), head_end); // for a graph without quantized weights
-    for (const TensorPlace &place : places) {
+    for (const TensorPlace &place : buffers) {
         if (place.part == TensorPlace::plane)
             plane_ends[place.number] = place.end;
         if (place.part == TensorPlace::tail)
             tails_end = place.end;
     }
-    total = places.empty() ? data_start : places.back().end;
+    total = buffers.empty() ? data_start : buffers.back().end;
     limit = total;
     if (max_bits >= 1 && max_bits <= 8) {
         limit = head_end;
@@ -158,25 +158,25 @@ void ModelFile::Impl::check_long_enough(size_t size) const {
                                                   std::to_string(least) + "; wait for more, or fetch it again");
 }
 
-// Reads and checks what is there of what max_bits allows. True if there was something new.
+// Operands and checks what is there of what max_bits allows. True if there was something new.
 bool ModelFile::Impl::load(size_t size) {
     size_t stop = next_place;
-    while (stop < places.size() && places[stop].end <= std::min(size, limit))
+    while (stop < buffers.size() && buffers[stop].end <= std::min(size, limit))
         stop++;
     if (stop > next_place) {
-        size_t end = places[stop - 1].end;
+        size_t end = buffers[stop - 1].end;
         if (end - loaded_end > physical_memory())
             throw ModelError(Kind::ModelFileError, "needs " + std::to_string(end - loaded_end) +
                                                        " bytes of memory, more than this machine has; load it with "
                                                        "fewer bits (max_bits)");
         Piece piece(loaded_end, end);
         for (size_t i = next_place; i < stop; i++) { // one by one: what was read is in the cache when it is checked
-            source->read(places[i].begin, places[i].end, piece.at(places[i].begin));
-            check_bytes(places[i], piece.at(places[i].begin));
+            source->read(buffers[i].begin, buffers[i].end, piece.at(buffers[i].begin));
+            check_bytes(buffers[i], piece.at(buffers[i].begin));
         }
         pieces.push_back(std::move(piece));
         for (size_t i = next_place; i < stop; i++)
-            give(places[i], pieces.back().at(places[i].begin));
+            give(buffers[i], pieces.back().at(buffers[i].begin));
         loaded_end = end;
     }
     bool news = stop > next_place;

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "graph.h"
 #include "anyprec/model_error.h"
+#include "graph.h"
 
 namespace anyprec {
 

@@ -13,7 +13,7 @@ std::vector<int> geometry(const Op &op, const Shape &in, const Shape &out) {
 
 } // namespace
 
-std::shared_ptr<const std::vector<int32_t>> Taps::pixels(const Op &op, const Shape &in, const Shape &out) {
+std::shared_ptr<const std::vector<int32_t>> TapTables::pixels(const Op &op, const Shape &in, const Shape &out) {
     auto &entry = pixels_[geometry(op, in, out)];
     if (entry)
         return entry;
@@ -32,16 +32,16 @@ std::shared_ptr<const std::vector<int32_t>> Taps::pixels(const Op &op, const Sha
     return entry;
 }
 
-std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Shape &out) {
+std::shared_ptr<const PixelPairs> TapTables::pairs(const Op &op, const Shape &in, const Shape &out) {
     auto &entry = pairs_[geometry(op, in, out)];
     if (entry)
         return entry;
     const auto taps = pixels(op, in, out);
     const size_t outputs = static_cast<size_t>(out.h) * out.w, count = static_cast<size_t>(op.kernel[0]) * op.kernel[1];
-    auto made = std::make_shared<Pairs>();
+    auto made = std::make_shared<PixelPairs>();
     made->taps.reserve((outputs + 1) / 2 * count);
-    // Pairs with the same first pixel are chained, those without one by their second. Chains are short: a pixel meets
-    // its neighbor, and where a line ends, a pixel of the next for each column of the kernel.
+    // PixelPairs with the same first pixel are chained, those without one by their second. Chains are short: a pixel
+    // meets its neighbor, and where a line ends, a pixel of the next for each column of the kernel.
     const size_t pixels = static_cast<size_t>(in.h) * in.w + 1;
     std::vector<int32_t> last(2 * pixels, 0), before; // numbers of pairs, 0: none
     for (size_t output = 0; output < outputs; output += 2)
@@ -119,8 +119,8 @@ TapRange used_taps(const std::vector<int32_t> &taps, int count, int first, int e
 
 } // namespace
 
-std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                             int whole, bool trimmed, bool in_pairs) {
+std::shared_ptr<const Offsets> TapTables::offsets(const Op &op, const Shape &in, const Shape &out, int rows,
+                                                  size_t pixel, int whole, bool trimmed, bool in_pairs) {
     std::vector<int> key = geometry(op, in, out);
     key.insert(key.end(), {rows, static_cast<int>(pixel), whole, trimmed, in_pairs});
     auto &entry = offsets_[key];
@@ -159,7 +159,7 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
     return entry;
 }
 
-size_t Taps::bytes_in_use() const {
+size_t TapTables::bytes_in_use() const {
     size_t bytes = 0;
     for (const auto &entry : pixels_)
         if (entry.second.use_count() > 1)

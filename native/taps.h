@@ -1,5 +1,5 @@
-// Taps: which pixels of its input each output pixel of a convolution reads, as tables. In: a conv op, the sizes of its
-// input and output. Out: tables that layers of the same geometry share. Called by plan_conv.cpp, read by
+// TapTables: which pixels of its input each output pixel of a convolution reads, as tables. In: a conv op, the sizes of
+// its input and output. Out: tables that layers of the same geometry share. Called by plan_conv.cpp, read by
 // execute_conv.cpp.
 #pragma once
 
@@ -27,16 +27,16 @@ struct Offsets {
 };
 
 // What outputs 2k and 2k + 1 of a convolution read together, tap by tap; an odd last output is alone, beside zeros.
-struct Pairs {
+struct PixelPairs {
     std::vector<PixelPair> all; // every pair of input pixels once
     std::vector<int32_t> taps;  // [k][tap]: number of the pair + 1; 0 where both are outside the image
 };
 
-class Taps {
+class TapTables {
   public:
     // [output pixel][tap]: input pixel + 1, 0 outside the image.
     std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out);
-    std::shared_ptr<const Pairs> pairs(const Op &op, const Shape &in, const Shape &out);
+    std::shared_ptr<const PixelPairs> pairs(const Op &op, const Shape &in, const Shape &out);
     // For tiles of at most `rows` output pixels, none of which reaches from one run of `whole` pixels into the next,
     // and `pixel` bytes from one input pixel, or pair, to the next. `trimmed`: tiles leave out taps, the first and the
     // last, that are outside the image for all of their pixels, and are cut so that there are more of these.
@@ -46,7 +46,7 @@ class Taps {
 
   private:
     std::map<std::vector<int>, std::shared_ptr<const std::vector<int32_t>>> pixels_; // by geometry
-    std::map<std::vector<int>, std::shared_ptr<const Pairs>> pairs_;
+    std::map<std::vector<int>, std::shared_ptr<const PixelPairs>> pairs_;
     std::map<std::vector<int>, std::shared_ptr<const Offsets>> offsets_;
 };
 

@@ -24,7 +24,7 @@ class ThreadPool {
 
   private:
     void work(uint64_t number);
-    void take(int member);
+    void run_tasks(int member);
 
     std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>(); // held by the call that has the workers
     std::vector<std::thread> workers_;
@@ -44,11 +44,11 @@ class ThreadPool {
     // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
     // mixes two rounds. All ones: the end.
     std::atomic<uint64_t> ticket_{0};
-    struct Bed { // where workers wait that have looked in vain
+    struct Sleep { // where workers wait that have looked in vain
         std::mutex mutex;
         std::condition_variable wake;
     };
-    std::unique_ptr<Bed> bed_ = std::make_unique<Bed>();
+    std::unique_ptr<Sleep> sleep_ = std::make_unique<Sleep>();
 };
 
 // A pool and how much of it one call may use.

@@ -1,38 +1,38 @@
 // The two transforms of a convolution in quads (kernels.h says which), over vectors that the including
 // kernels_<isa>.cpp defines. Included after rows.inl.
 
-constexpr float kQuadInput[kQuadPoints][kQuadPoints] = {// B'
-                                                        {2, 4, -2.5f, -5, 0.5f, 1, 0}, {0, -2, -6, -3.5f, 1.5f, 1, 0},
-                                                        {0, 2, 2, -4.5f, -0.5f, 1, 0}, {0, -1, -2.5f, 0, 2.5f, 1, 0},
-                                                        {0, 1, 1.5f, -2, -1.5f, 1, 0}, {0, 4, 0, -5, 0, 1, 0},
-                                                        {0, 2, 4, -2.5f, -5, 0.5f, 1}};
+constexpr float kToomCookInput[kToomCookPoints][kToomCookPoints] = {
+    // B'
+    {2, 4, -2.5f, -5, 0.5f, 1, 0}, {0, -2, -6, -3.5f, 1.5f, 1, 0}, {0, 2, 2, -4.5f, -0.5f, 1, 0},
+    {0, -1, -2.5f, 0, 2.5f, 1, 0}, {0, 1, 1.5f, -2, -1.5f, 1, 0},  {0, 4, 0, -5, 0, 1, 0},
+    {0, 2, 4, -2.5f, -5, 0.5f, 1}};
 
 // Whole vectors: those of a short array read and write past its end, by less than 16 floats. What is written there is
 // overwritten by the next array, or lies behind the last.
-void quad_input(const QuadInput &given) {
-    const QuadInput q = given; // nothing written changes it
+void toom_cook_input(const ToomCookInput &given) {
+    const ToomCookInput q = given; // nothing written changes it
     for (int t = 0; t < q.times; ++t)
         for (int c = 0; c < q.count; c += W) {
             const size_t at = static_cast<size_t>(c + W <= q.count || c == 0 ? c : q.count - W);
             const size_t from = at + q.next_in * static_cast<size_t>(t), to = at + q.next_out * static_cast<size_t>(t);
-            F d[kQuadPoints];
+            F d[kToomCookPoints];
 #pragma GCC unroll 7
-            for (int i = 0; i < kQuadPoints; ++i)
+            for (int i = 0; i < kToomCookPoints; ++i)
                 d[i] = load(q.in[i] + from, W);
 #pragma GCC unroll 7
-            for (size_t p = 0; p < kQuadPoints; ++p) {
+            for (size_t p = 0; p < kToomCookPoints; ++p) {
                 F v = set1(0.0f);
 #pragma GCC unroll 7
-                for (int i = 0; i < kQuadPoints; ++i)
-                    if (kQuadInput[p][i] != 0)
-                        v = fma(set1(kQuadInput[p][i]), d[i], v);
+                for (int i = 0; i < kToomCookPoints; ++i)
+                    if (kToomCookInput[p][i] != 0)
+                        v = fma(set1(kToomCookInput[p][i]), d[i], v);
                 store(q.out + to + q.next_point * p, v, W);
             }
         }
 }
 
 // A'm: 1 1 1 1 1 1 0, 0 1 -1 2 -2 -1/2 0, 0 1 1 4 4 1/4 0, 0 1 -1 8 -8 -1/8 1.
-ANYPREC_INLINE void quad_outputs(const F (&m)[kQuadPoints], F (&y)[kQuad]) {
+ANYPREC_INLINE void toom_cook_output(const F (&m)[kToomCookPoints], F (&y)[kToomCookOutputs]) {
     const F sum1 = add(m[1], m[2]), difference1 = fma(m[2], set1(-1.0f), m[1]);
     const F sum2 = add(m[3], m[4]), difference2 = fma(m[4], set1(-1.0f), m[3]);
     y[0] = add(add(add(m[0], sum1), sum2), m[5]);

@@ -4,7 +4,7 @@
 // mix. Included inside an anonymous namespace: each instruction set must keep its own copy.
 
 // y -> clip, residual, clip, memory, codes: what Epilogue says, for lanes c .. c+n of one row.
-inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
+inline void epilogue_after_scale(const Epilogue &e, size_t row, int c, int n, F y) {
     if (e.clip_first)
         y = smaller(larger(y, set1(e.low_first)), set1(e.high_first));
     if (e.residual)
@@ -20,29 +20,29 @@ inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
     }
 }
 
-inline void finish_float(const Epilogue &e, size_t row, int c, int n, F acc) {
+inline void epilogue_float(const Epilogue &e, size_t row, int c, int n, F acc) {
     if (e.scale)
         acc = fma(acc, load(e.scale + c, n), load(e.shift + c, n));
-    finish_vector(e, row, c, n, acc);
+    epilogue_after_scale(e, row, c, n, acc);
 }
 
-inline void finish_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
+inline void epilogue_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
     for (int i = 0; i < e.doublings; ++i)
         acc = add(acc, acc);
     if (e.window)
         acc = add(acc, set1(e.window_factor * e.window[row]));
     if (e.constants)
         acc = add(acc, load(e.constants + e.constant_rows[row] + c, n));
-    finish_float(e, row, c, n, to_float(acc));
+    epilogue_float(e, row, c, n, to_float(acc));
 }
 
-[[maybe_unused]] void finish_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
+[[maybe_unused]] void epilogue_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
     for (int row = 0; row < rows; ++row)
         for (int c = 0; c < channels; c += W)
-            finish_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
+            epilogue_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
 }
 
-void depth_floats(const DepthRow &d) {
+void depthwise_floats(const DepthwiseRow &d) {
     const float *weights = static_cast<const float *>(d.weights);
     for (int p = 0; p < d.pixels; ++p)
         for (int c = 0; c < d.channels; c += W) {
@@ -52,11 +52,11 @@ void depth_floats(const DepthRow &d) {
                 const float *x = reinterpret_cast<const float *>(d.base + d.offsets[t * d.pixels + p]);
                 acc = fma(load(x + c, n), load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
             }
-            finish_float(d.epilogue, static_cast<size_t>(p), c, n, acc);
+            epilogue_float(d.epilogue, static_cast<size_t>(p), c, n, acc);
         }
 }
 
-void depth_codes(const DepthRow &d) {
+void depthwise_codes(const DepthwiseRow &d) {
     const int32_t *weights = static_cast<const int32_t *>(d.weights);
     for (int p = 0; p < d.pixels; ++p)
         for (int c = 0; c < d.channels; c += W) {
@@ -65,7 +65,7 @@ void depth_codes(const DepthRow &d) {
             for (int t = 0; t < d.taps; ++t)
                 acc = multiply_add(load_codes(d.base + d.offsets[t * d.pixels + p] + c, n),
                                    load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
-            finish_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
+            epilogue_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
         }
 }
 
@@ -105,7 +105,7 @@ void accumulate(float *sum, const float *x, int count) {
         store(sum + c, add(load(sum + c, count - c), load(x + c, count - c)), count - c);
 }
 
-void mix(const float *a, const float *b, float weight, float *out, int count) {
+void interpolate(const float *a, const float *b, float weight, float *out, int count) {
     for (int c = 0; c < count; c += W) {
         const F x = load(a + c, count - c);
         const F difference = fma(x, set1(-1.0f), load(b + c, count - c)); // b - a, rounded once
@@ -165,8 +165,8 @@ ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int1
 }
 
 // The same for two pixels at a time, 1 bit: the second one's four channels above the first one's.
-[[maybe_unused]] void pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                                   uint16_t *offsets) {
+[[maybe_unused]] void pixel_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count,
+                                         int steps, uint16_t *offsets) {
     const auto bits = [steps](const uint8_t *codes) {
         return (codes[0] | codes[steps] << 1 | codes[2 * steps] << 2 | codes[3 * steps] << 3) & 15;
     };

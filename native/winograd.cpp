@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "kernel_selection.h"
 #include "execute.h"
+#include "kernel_selection.h"
 
 namespace anyprec {
 
@@ -30,14 +30,14 @@ std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd
     const size_t lanes = static_cast<size_t>(kernel.lanes), chunk = static_cast<size_t>(w->chunk);
     w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
     for (int r = 0; r < kMaxRows; ++r)
-        w->rows[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
+        w->row_offsets[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
     // A line more, so that the 16 positions of a patch do not fall on the same lines of the cache.
     w->position = (chunk * w->row + 63) / 64 * 64 + 64;
     size_t widest = 0;
     for (const Block &block : conv.blocks)
-        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.shift);
+        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.log2_vectors);
     w->sums_position = chunk * widest + 16;
-    w->made_bytes = 16 * w->position;
+    w->transformed_bytes = 16 * w->position;
     w->sums_bytes = (16 * 4 * w->sums_position + 63) / 64 * 64 + 64;
     w->slots = std::min(kSlots, w->chunks * images * static_cast<int>(conv.blocks.size()));
     if (kernel.bias)
@@ -55,8 +55,8 @@ struct Chunk {
 class WinogradRun {
   public:
     WinogradRun(const ConvStep &conv, uint8_t *memory) : c(conv), w(*conv.winograd), arena(memory) {}
-    void input(const Chunk &chunk, int first, int end, uint8_t *made) const;
-    void block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const;
+    void input(const Chunk &chunk, int first, int end, uint8_t *transformed) const;
+    void block(const Chunk &chunk, const Block &block, const uint8_t *transformed, int32_t *sums) const;
 
   private:
     const ConvStep &c;
@@ -76,13 +76,13 @@ template <typename Body> void over_lines(int across, int first, int end, Body &&
 }
 
 // V of the patches first .. end, which belong to the chunk.
-void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *made) const {
+void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *transformed) const {
     WinogradInput in{};
     in.base = arena + c.input.offset + c.input.image * static_cast<size_t>(chunk.image);
     in.channels = c.group_in;
     in.row = w.row;
     in.position = w.position;
-    in.out = made + w.row * static_cast<size_t>(first - chunk.first);
+    in.out = transformed + w.row * static_cast<size_t>(first - chunk.first);
     const size_t line = 2 * static_cast<size_t>(w.across) + 2;
     over_lines(w.across, first, end, [&](int y, int x, int count) {
         for (int i = 0; i < 4; ++i)
@@ -94,26 +94,27 @@ void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *made) c
 }
 
 // M of one block of channels, and what comes of it.
-void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const {
+void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *transformed, int32_t *sums) const {
     const TileKernel &kernel = w.kernel->tile;
-    const int width = kernel.lanes << block.shift, patches = chunk.end - chunk.first;
-    const int most = kernel.rows[block.shift], tiles = (patches + most - 1) / most; // of most or most - 1 rows
+    const int width = kernel.lanes << block.log2_vectors, patches = chunk.end - chunk.first;
+    const int most = kernel.max_rows[block.log2_vectors],
+              tiles = (patches + most - 1) / most; // of most or most - 1 rows
     Tile tile{};
-    tile.offsets = w.rows;
+    tile.offsets = w.row_offsets;
     tile.taps = 1;
     tile.steps = c.steps;
     tile.channels = block.channels;
     tile.panel = c.panel->data + block.panel;
-    const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // of one position
+    const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.log2_vectors); // of one position
     for (int position = 0; position < 16; ++position, tile.panel += panel) {
-        const size_t share = set_ahead(tile, c, panel, tiles, chunk.first == 0, chunk.end == w.across * w.down);
-        for (int t = 0; t < tiles; ++t, tile.ahead += share) {
+        const size_t share = set_prefetch(tile, c, panel, tiles, chunk.first == 0, chunk.end == w.across * w.down);
+        for (int t = 0; t < tiles; ++t, tile.prefetch_from += share) {
             const int first = static_cast<int>(static_cast<int64_t>(patches) * t / tiles);
             const int end = static_cast<int>(static_cast<int64_t>(patches) * (t + 1) / tiles);
-            tile.base = made + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
+            tile.base = transformed + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
             tile.epilogue.raw =
                 sums + w.sums_position * static_cast<size_t>(position) + static_cast<size_t>(first) * width;
-            kernel.tiles[block.shift][end - first - 1](tile);
+            kernel.tiles[block.log2_vectors][end - first - 1](tile);
         }
     }
     output(chunk, block, width, sums);
@@ -162,7 +163,9 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
         const int i = number % w.chunks;
         return Chunk{number / w.chunks, i * w.chunk, std::min(patches, (i + 1) * w.chunk)};
     };
-    const auto made = [&](int slot) { return arena + w.made + w.made_bytes * static_cast<size_t>(slot); };
+    const auto transformed = [&](int slot) {
+        return arena + w.transformed + w.transformed_bytes * static_cast<size_t>(slot);
+    };
     const auto some_blocks = [&](int number, int part, int parts, uint8_t *v, int slot) {
         int32_t *sums = reinterpret_cast<int32_t *>(arena + w.sums + w.sums_bytes * static_cast<size_t>(slot));
         for (int b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
@@ -172,8 +175,8 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
         threads.run(most, [&](int task) {
             for (int number = total * task / most; number < total * (task + 1) / most; ++number) {
                 const Chunk chunk = chunk_of(number);
-                run.input(chunk, chunk.first, chunk.end, made(task));
-                some_blocks(number, 0, 1, made(task), task);
+                run.input(chunk, chunk.first, chunk.end, transformed(task));
+                some_blocks(number, 0, 1, transformed(task), task);
             }
         });
         return;
@@ -185,10 +188,11 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
             const Chunk chunk = chunk_of(first + task / parts);
             const int part = task % parts, count = chunk.end - chunk.first;
             run.input(chunk, chunk.first + count * part / parts, chunk.first + count * (part + 1) / parts,
-                      made(task / parts));
+                      transformed(task / parts));
         });
-        threads.run(
-            tasks, [&](int task) { some_blocks(first + task / parts, task % parts, parts, made(task / parts), task); });
+        threads.run(tasks, [&](int task) {
+            some_blocks(first + task / parts, task % parts, parts, transformed(task / parts), task);
+        });
     }
 }
 

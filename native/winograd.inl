@@ -20,7 +20,7 @@ template <typename Form> inline Column patch_column(const WinogradInput &w, int 
     return t;
 }
 
-// Patches overlap by two columns, which are computed once. Reads past a pixel's channels by less than a vector; what
+// Patches overlap by two columns, which are computed once. Operands past a pixel's channels by less than a vector; what
 // comes of that meets weights of zero. Position 5, where four codes are added, has no bias.
 template <typename Form> void winograd_input(const WinogradInput &w) {
     for (int c = 0; c < w.channels; c += Form::kLanes) {
@@ -76,7 +76,7 @@ void winograd_output(const WinogradOutput &w) {
             const int left = w.pixels[line] - 2 * first, pixels = left < 2 * run ? left : 2 * run;
             if (pixels <= 0)
                 continue;
-            finish_tile(lines[line], sums[line], w.width, pixels, w.channels);
+            epilogue_tile(lines[line], sums[line], w.width, pixels, w.channels);
             advance(lines[line], 2 * run);
         }
     }

@@ -40,7 +40,8 @@ std::vector<std::string> built_isas();
 
 // The wish if `features` suffice for it, or the best built level if the wish is empty. Throws IsaError.
 // `source` is what error messages call the place the wish comes from.
-std::string choose_isa(const std::string &wish, const Features &features, const std::string &source = "ANYPREC_ISA");
+std::string choose_isa(const std::string &requested, const Features &features,
+                       const std::string &source = "ANYPREC_ISA");
 
 // The level for this process: ANYPREC_ISA, else the best.
 std::string isa();
