@@ -1,7 +1,7 @@
-// Kernels, checked and timed without a network: every tile kernel of every table this CPU can run, at every number of
-// rows and vectors, against the scalar table bit for bit; then MAC/cycle against the limit of the CPU's ports.
-// Usage: kernels [check|speed], both without a word. Ends with 1 if anything differs. Linked with the engine's library
-// (anyprec_engine in CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
+// Checks and times kernels without a network. Check: every tile kernel of every table this CPU can run, at every number
+// of rows and vectors, against the scalar table, bit for bit. Speed: multiply-accumulates per cycle against the limit
+// of the CPU's ports. Usage: bench_kernels [check|speed]; without an argument, both. Exits with 1 if anything differs.
+// Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
 #include "anyprec/cpu.h"
 #include "panels.h"
 
@@ -39,14 +39,14 @@ std::vector<float> draw_floats(size_t count) {
     return values;
 }
 
-// A weight as a file would hold it, with memory of its own.
-struct Source {
+// A weight as in a file, with its own memory.
+struct TestWeight {
     Graph graph;
     Weight weight;
     std::vector<std::vector<uint8_t>> planes;
     std::vector<float> values;
 
-    Source(int out, int taps, int in, int bits, Draw from = Draw::any) {
+    TestWeight(int out, int taps, int in, int bits, Draw from = Draw::any) {
         weight.shape[0] = out, weight.shape[1] = 1, weight.shape[2] = taps, weight.shape[3] = in;
         weight.count = static_cast<size_t>(out) * taps * in;
         if (bits == 0) {
@@ -68,14 +68,14 @@ struct Source {
     }
 };
 
-// Pixels in the layout one kernel reads, or all pairs of them, and where each one starts.
+// Pixels in the layout of one kernel, or all pairs of them.
 struct Prepared {
     std::vector<uint8_t> bytes;
     size_t stride;
     int count; // of pixels
     bool pairs;
 
-    // What a tile reads whose row r reads pixel(tap, r).
+    // Offsets of a tile whose row r reads pixel(tap, r).
     template <typename Pixel> std::vector<int32_t> offsets(int taps, int rows, Pixel pixel) const {
         std::vector<int32_t> made;
         for (int tap = 0; tap < taps; ++tap)
@@ -92,8 +92,8 @@ int steps_of(const TileKernel &kernel, int in) {
     return (in + kernel.step_channels - 1) / kernel.step_channels;
 }
 
-// `pixels` holds `in` codes or floats for each of `count` pixels. What a step reads past the last channel is not zero
-// here: it must not matter.
+// `pixels` holds `in` codes or floats per pixel. What a step reads past the last channel is random here: it must not
+// matter.
 Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::vector<uint8_t> &pixels, int count,
                  int in) {
     const int steps = steps_of(kernel, in), padded = steps * kernel.step_channels;
@@ -101,8 +101,8 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
     to.stride = static_cast<size_t>(steps) * step_bytes(kernel);
     to.count = count;
     to.pairs = kernel.input == Input::lookup_pairs;
-    if (to.pairs) { // pixel p with pixel q is number p (count + 1) + q; q == count is nothing
-        std::vector<uint8_t> codes(static_cast<size_t>(padded)); // the row of zeros
+    if (to.pairs) { // pair (p, q) is number p (count + 1) + q; q == count: none
+        std::vector<uint8_t> codes(static_cast<size_t>(padded)); // the pixel of zeros
         std::vector<PixelPair> all;
         for (int p = 0; p < count; ++p) {
             const std::vector<uint8_t> beyond = draw_codes(static_cast<size_t>(padded - in), 8);
@@ -136,10 +136,10 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
     return to;
 }
 
-// All that an epilogue may read or write. Outputs have a guard value between the rows: nothing may be written there.
+// Everything an epilogue may read or write. Outputs have guard values between the rows, which must stay.
 struct EpilogueData {
     std::vector<float> scale, shift, residual, out, code_scale, code_shift;
-    std::vector<int32_t> constants, constant_rows; // two rows of constants, in turns
+    std::vector<int32_t> constants, constant_rows; // two rows of constants, alternating
     std::vector<uint8_t> codes;
     Epilogue epilogue;
     size_t stride;
@@ -147,7 +147,7 @@ struct EpilogueData {
     EpilogueData(int rows, int channels, int bits, int kind) : stride(static_cast<size_t>(channels) + 3) {
         const auto n = static_cast<size_t>(channels);
         scale = draw_floats(n), shift = draw_floats(n), code_scale = draw_floats(n), code_shift = draw_floats(n);
-        residual = draw_floats(stride * (rows - 1) + n); // ends where the tile ends: a sanitiser sees reads beyond
+        residual = draw_floats(stride * (rows - 1) + n); // ends where the tile ends: a sanitizer sees reads beyond
         for (int i = 0; i < 2 * channels; ++i)
             constants.push_back(draw(2001) - 1000);
         for (int r = 0; r < rows; ++r)
@@ -161,7 +161,7 @@ struct EpilogueData {
             epilogue.clip_first = kind & 1, epilogue.clip_second = kind & 2;
         epilogue.low_first = -20, epilogue.high_first = 30, epilogue.low_second = 0, epilogue.high_second = 6;
     }
-    // The same for channels c and later, row r and later, into this object's outputs.
+    // The same from channel c and row r on, with this object's outputs.
     Epilogue at(int r, int c, int kind, const int32_t *window, int window_factor) {
         Epilogue e = epilogue;
         const size_t i = r * stride + c;
@@ -184,8 +184,8 @@ struct EpilogueData {
     }
 };
 
-// One convolution of a few pixels through a table's kernel. Tap t of row r reads pixel (2 r + t) % count.
-void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &source, int bits,
+// One convolution of a few pixels with a kernel of a table. Tap t of row r reads pixel (2 r + t) % count.
+void convolve(const Kernels &kernels, const TileKernel &kernel, const TestWeight &source, int bits,
               const std::vector<uint8_t> &pixels, int count, int rows_wanted, EpilogueData &data, int kind) {
     const int out = source.weight.shape[0], taps = source.weight.shape[2], in = source.weight.shape[3];
     const int steps = steps_of(kernel, in);
@@ -216,14 +216,14 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
         }
 }
 
-// With `weights` lowest or highest, all codes are as large as the kernel allows: sums that are too narrow overflow.
+// With `weights` lowest or highest, all codes are as large as the kernel allows, so that narrow sums would overflow.
 bool check_tile(const Kernels &kernels, const TileKernel &kernel, int rows, int out, int in, int taps, int kind,
                 Draw weights = Draw::any) {
     const Kernels &scalar = *kernels_scalar();
     const bool floats = kernel.coding == Coding::floats, any = weights == Draw::any;
     const int bits = floats ? 0 : any ? 1 + draw(kernel.max_weight_bits) : kernel.max_weight_bits;
     const int act_bits = floats ? 8 : any ? 1 + draw(kernel.max_act_bits) : kernel.max_act_bits;
-    const Source source(out, taps, in, bits, weights);
+    const TestWeight source(out, taps, in, bits, weights);
     const int count = 2 * rows + 3;
     std::vector<uint8_t> pixels;
     if (floats) {
@@ -256,7 +256,8 @@ int check_tiles(const Kernels &kernels) {
     for (const TileKernel *kernel : tile_kernels(kernels)) {
         int cases = 0;
         for (int shift = 0; shift <= kernel->max_log2_vectors; ++shift) {
-            const int full = kernel->lanes << shift, below = shift ? full / 2 : 0; // below + 1 .. full take this shift
+            const int full = kernel->lanes << shift,
+                      below = shift ? full / 2 : 0; // below + 1 .. full channels give this block
             for (int rows = 1; rows <= kernel->max_rows[shift]; ++rows)
                 for (int out : {full, below + 1, full - 1, full + 3})
                     for (int in : {1, 3, 16, 37, 130})
@@ -274,7 +275,7 @@ int check_tiles(const Kernels &kernels) {
     return wrong;
 }
 
-// The row functions at every count that leaves a part of a vector.
+// The vector kernels at every count, with partial vectors.
 int check_rows(const Kernels &kernels) {
     const Kernels &scalar = *kernels_scalar();
     int wrong = 0;
@@ -363,20 +364,20 @@ double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A chain of additions takes one cycle each, whatever the clock is doing now.
+// A chain of additions takes one cycle each, whatever the clock rate.
 uint64_t chain(int length) {
     uint64_t x = 1;
     for (int i = 0; i < length; ++i) {
 #if defined(__GNUC__)
-        __asm__ volatile("" : "+r"(x)); // or the compiler would sum the chain up itself
+        __asm__ volatile("" : "+r"(x)); // otherwise the compiler would compute the sum
 #endif
         x += 1;
     }
     return x;
 }
 
-// The best tenth of many short slices, for kernel and chain alike: other processes interrupt some slices, and one on
-// the same core takes ports from the kernel but not from the chain, so that a median would blame the kernel for it.
+// The best tenth of many short slices, for kernel and chain alike. Other processes interrupt some slices, and one on
+// the same core takes ports from the kernel but not from the chain: a median would count that against the kernel.
 template <typename Run> double cycles(Run run) {
     const int length = 20000;
     double start = seconds();
@@ -397,14 +398,14 @@ template <typename Run> double cycles(Run run) {
     return kernel[20] / clock[20];
 }
 
-// Multiply-accumulates of one multiply or look-up, times how many of those a cycle starts: two, but one vpermb. CPUs
-// with three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
+// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one vpermb. CPUs with
+// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
 int port_limit(const TileKernel &kernel) {
     const int products = kernel.lanes * kernel.step_channels;
     const bool widens =
-        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // a multiply more
+        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
     if (kernel.input == Input::lookup_pairs)
-        return 4 * products; // two pixels; three ports reach half of it, for two thirds of the work are additions
+        return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
 }
 
@@ -416,9 +417,9 @@ void time_tiles(const Kernels &kernels) {
             std::printf("%-7s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
             for (int in : {64, 256}) {
                 const int bits = kernel->max_weight_bits, act_bits = std::max(1, kernel->max_act_bits);
-                const Source source(out, taps, in, bits);
+                const TestWeight source(out, taps, in, bits);
                 const int count = 2 * rows + 3;
-                std::vector<uint8_t> pixels(4 * static_cast<size_t>(count) * in); // zeros will do for floats
+                std::vector<uint8_t> pixels(4 * static_cast<size_t>(count) * in); // zeros suffice for floats
                 if (bits)
                     pixels = draw_codes(static_cast<size_t>(count) * in, act_bits);
                 const Prepared input = prepare(kernels, *kernel, pixels, count, in);

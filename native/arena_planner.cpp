@@ -1,4 +1,4 @@
-// See lifetimes.h.
+// See arena_planner.h.
 #include "arena_planner.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ bool ArenaPlanner::hand_over(size_t object, size_t next, int step) {
     return true;
 }
 
-// Largest first, each at the lowest place that no object alive at the same time occupies.
+// Greedy, largest first: each object gets the lowest offset that no object alive at the same time occupies.
 size_t ArenaPlanner::lay_out() {
     std::vector<size_t> order;
     for (size_t i = 0; i < objects_.size(); ++i)
@@ -47,7 +47,7 @@ size_t ArenaPlanner::lay_out() {
         for (const auto &[begin, end] : taken) {
             if (at + object.bytes <= begin)
                 break;
-            at = std::max(at, (end + 63) / 64 * 64); // at a cache line
+            at = std::max(at, (end + 63) / 64 * 64); // aligned to a cache line
         }
         object.offset = at;
         bytes = std::max(bytes, at + object.bytes);

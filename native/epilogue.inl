@@ -1,12 +1,21 @@
-// The end of a tile: sums from memory to codes and floats, as Epilogue says. Included like rows.inl, after it.
-// There is one function for each set of things to do: deciding vector by vector took longer than doing them.
+// The epilogue of a tile: accumulators in memory -> scale, clip, residual, floats, codes, in the order of Epilogue
+// (kernels.h). The arithmetic is ARITHMETIC.md, sections 2 and 3. Included after vector_kernels.inl.
+//
+//   acc [rows][width]              out [rows][out_stride]       codes [rows][codes_stride]
+//   +-----+-----+-----+-----+      +-----+-----+-----+-----+    +-------------------+
+//   | v 0 | v 1 | v 2 | v 3 |  ->  |      floats, y        | -> | uint8, requantized|
+//   +-----+-----+-----+-----+      +-----------------------+    +-------------------+
+//
+// There is one function per combination of parts (residual, out, codes, ...). Deciding at every vector took longer than
+// the arithmetic.
 
 enum EpilogueParts { kResidual = 1, kOut = 2, kCodes = 4, kCodeScale = 8, kWindow = 16, kAnyParts = 32 };
 
-inline F sum_to_float(const Epilogue &, size_t, int, int n, const float *acc) { // not always a tile's: may end here
+inline F sum_to_float(const Epilogue &, size_t, int, int n,
+                      const float *acc) { // also for whole layers, whose last vector may be partial
     return load(acc, n);
 }
-// 2 acc + window, or acc; `window` is a number of Sum's own kind.
+// 2 acc + window, or acc. `window` has the type in which the sum is computed.
 inline float window_as(const uint16_t *, int32_t window) {
     return static_cast<float>(window);
 }
@@ -20,7 +29,7 @@ inline F fast_sum_to_float(const int32_t *acc, const int32_t *window) {
     const I sum = load_sum(acc);
     return to_float(window ? add(add(sum, sum), set1(*window)) : sum);
 }
-// Floats hold all of these exactly, and take one instruction less.
+// Floats hold these sums exactly, and take one instruction less.
 inline F fast_sum_to_float(const uint16_t *acc, const float *window) {
     const F sum = to_float(load_sum(acc));
     return window ? fma(sum, set1(2.0f), set1(*window)) : sum;
@@ -36,9 +45,9 @@ template <typename Sum> inline F sum_to_float(const Epilogue &e, size_t row, int
     return to_float(sum);
 }
 
-// N whole vectors of one row at once, 4 or 2: their codes are packed together, and nothing asks where the channels end.
-// From channel `first` on, as far as that goes; returns the first channel that is left. `windows` is window_factor *
-// window, by row. Negative codes become 0 as they are packed, NaN too.
+// N whole vectors of a row at once, N = 4 or 2: their codes are packed together, without a check for the last channel.
+// Starts at channel `first`; returns the first channel it did not compute. `windows` is window_factor * window, by row.
+// The saturating pack turns negative codes and NaN into 0.
 template <int Parts, int N, bool Scaled, typename Sum, typename Window>
 int epilogue_vectors(const Epilogue &e, const Window *windows, const Sum *acc, int width, int rows, int first,
                      int channels) {
@@ -80,11 +89,12 @@ int epilogue_vectors(const Epilogue &e, const Window *windows, const Sum *acc, i
     return c;
 }
 
-// acc is [rows][width], whole vectors. Channels outside, rows inside: a channel's numbers are loaded once a tile.
+// acc is [rows][width], in whole vectors. The loop over rows is the inner one: scale and shift are loaded once per
+// tile.
 template <int Parts, typename Sum>
 void epilogue_sums(const Epilogue &given, const Sum *acc, int width, int rows, int channels) {
     Epilogue e = given;
-    if (Parts != kAnyParts) { // the rare things are off, and the compiler knows what is on
+    if (Parts != kAnyParts) { // rare parts are off, and the compiler knows which parts are on
         e.doublings = Parts & kWindow ? 1 : 0;
         e.window = Parts & kWindow ? e.window : nullptr;
         e.constants = nullptr;
@@ -95,7 +105,7 @@ void epilogue_sums(const Epilogue &given, const Sum *acc, int width, int rows, i
         e.code_scale = Parts & kCodeScale ? e.code_scale : nullptr;
     }
     int done = 0;
-    constexpr bool kFloats = std::is_same_v<Sum, float>; // these may come without a scale
+    constexpr bool kFloats = std::is_same_v<Sum, float>; // float sums may have no scale
     if (Parts != kAnyParts && (e.scale || kFloats) && channels >= 2 * W && rows <= kMaxRows) {
         decltype(window_as(acc, 0)) windows[kMaxRows];
         if (Parts & kWindow)

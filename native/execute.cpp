@@ -1,4 +1,4 @@
-// See execute.h. Here: the steps in order, and those that take one pixel at a time.
+// See execute.h. This file: the order of the steps, and the steps that compute one pixel at a time.
 #include "execute.h"
 
 #include <chrono>
@@ -56,9 +56,9 @@ void Run::concat(const Step &s) const {
 
 namespace {
 
-// exp(t) for t <= 0 by operations that every machine rounds alike; FORMAT.md, softmax.
+// exp(t) for t <= 0, by operations that every machine rounds the same way: ARITHMETIC.md, section 6.
 double exact_exp(double t) {
-    if (!(t >= -700)) // and NaN
+    if (!(t >= -700)) // also NaN
         return t < -700 ? 0 : t;
     const double m = std::nearbyint(t * 1.4426950408889634);
     const double r = (t - m * 0.6931471803691238) - m * 1.9082149292705877e-10;

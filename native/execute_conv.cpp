@@ -1,5 +1,5 @@
-// Convolutions of a Run (execute.h): the input brought into the form a kernel reads, sums under every window, then tile
-// after tile, or Winograd's way.
+// Convolutions of a Run (execute.h): prepares inputs, sums codes under every window, then computes tiles, directly or
+// by Winograd or Toom-Cook. In and out: the arena, as a ConvStep (plan.h) says. ARITHMETIC.md, sections 3 and 4.
 #include "execute.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void Run::prepare(const PrepareStep &p) const {
             kernels.widen(codes, p.from.pixel * (end - first), reinterpret_cast<int16_t *>(to));
         int32_t *sums = p.sums.pixel ? reinterpret_cast<int32_t *>(pixels(p.sums, n) + p.sums.pixel * first) : nullptr;
         if (p.to.pixel && p.input == Input::lookup) {
-            const bool both = p.groups == 1 && p.channels == p.steps * p.group; // one look at every code
+            const bool both = p.groups == 1 && p.channels == p.steps * p.group; // offsets and sums in one pass
             kernels.lookup_offsets(codes, p.from.pixel, end - first, p.steps, p.group, p.bits, p.entry,
                                    reinterpret_cast<uint16_t *>(to), both ? sums : nullptr);
             sums = both ? nullptr : sums;
@@ -36,7 +36,7 @@ void Run::prepare(const PrepareStep &p) const {
 
 namespace {
 
-// Plain loops that the compiler turns into vectors, if asked to.
+// Plain loops that gcc vectorizes at O3.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
 #else
@@ -48,8 +48,8 @@ ANYPREC_VECTORIZE void add_sums(const int32_t *__restrict from, int count, int32
         to[i] += from[i];
 }
 
-// Stride 1 and one group: neighbors have neighboring windows, so a whole line adds a tap at a time. Pixels first ..
-// end.
+// Stride 1 and one group: neighboring outputs have neighboring windows, so we add a tap for a whole line at once.
+// Pixels first .. end.
 void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, int32_t *out) {
     const Op &op = *c.op;
     while (first < end) {
@@ -61,7 +61,7 @@ void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, in
             if (iy < 0 || iy >= c.in_height)
                 continue;
             for (int j = 0; j < op.kernel[1]; ++j) {
-                const int shift = j * op.dilation[1] - op.pad[1]; // from an output's x to its tap's
+                const int shift = j * op.dilation[1] - op.pad[1]; // from an output's x to the x of its tap
                 const int from = std::max(left, -shift), to = std::min(right, c.in_width - shift);
                 if (from < to)
                     add_sums(sums + static_cast<ptrdiff_t>(iy) * c.in_width + from + shift, to - from,
@@ -74,12 +74,12 @@ void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, in
 
 } // namespace
 
-// Sum of the input codes under every output pixel: [image][group][pixel].
+// Sum of the input codes under the window of every output pixel: [image][group][pixel].
 void Run::windows(const ConvStep &c) const {
     const int32_t *taps = c.tap_pixels->data();
     const bool lines = c.groups == 1 && c.op->stride[0] == 1 && c.op->stride[1] == 1;
     over_pixels(c.out_pixels, [&](int n, int first, int end) {
-        const int32_t *sums = reinterpret_cast<const int32_t *>(image(c.sums, n)); // pixel 0 is the row of zeros
+        const int32_t *sums = reinterpret_cast<const int32_t *>(image(c.sums, n)); // pixel 0 is the pixel of zeros
         int32_t *out =
             reinterpret_cast<int32_t *>(arena + c.windows) + static_cast<size_t>(n) * c.groups * c.out_pixels;
         if (lines)
@@ -120,14 +120,14 @@ struct ByteRange {
 };
 
 ByteRange weights_to_prefetch(const ConvStep &c, size_t offset, size_t bytes, bool first, bool last) {
-    constexpr size_t kPrefetchDistance = 128 << 10; // small beside the second-level cache, far beside what a tile reads
+    constexpr size_t kPrefetchDistance = 128 << 10; // small compared with L2, large compared with what a tile reads
     const size_t size = c.panel->bytes;
     if (first && offset + kPrefetchDistance < size)
         return {c.panel->data + offset + kPrefetchDistance, std::min(bytes, size - offset - kPrefetchDistance)};
     if (!last || !c.next)
         return {};
     const size_t most = std::min(kPrefetchDistance, c.next->bytes);
-    if (!first || size <= kPrefetchDistance) // all of it, evenly
+    if (!first || size <= kPrefetchDistance) // all of it, in equal parts
         return {c.next->data + most * offset / size, most * bytes / size};
     const size_t at = offset + kPrefetchDistance - size;
     return at < most ? ByteRange{c.next->data + at, std::min(bytes, most - at)} : ByteRange{};
@@ -147,8 +147,8 @@ size_t set_prefetch(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool
 
 namespace {
 
-// Bytes that the next part of some work will read or write: on their way to the second-level cache, an equal share with
-// each of `turns` turns of the part before. What comes from further away takes longer than a tile.
+// Prefetches what the next part of some work will read or write into L2, an equal share with each of `turns` tiles of
+// the current part. A prefetch from memory takes longer than a tile.
 class Prefetcher {
   public:
     void begin(const void *first, size_t bytes, int turns) {
@@ -172,12 +172,12 @@ class Prefetcher {
     }
 };
 
-// Part `part` of `parts` of an image's rows, as tiles of one width.
+// The tiles of part `part` of `parts` of an image's rows, for one block width.
 struct TileRange {
     const Offsets *offsets = nullptr;
-    int first = 0, end = 0, row = 0; // tiles, and the first pixel
+    int first = 0, end = 0, row = 0; // tiles; the first pixel
     Epilogue epilogue;               // at the first pixel and channel 0
-    Prefetcher floats, codes;        // of the next part, a share with each tile
+    Prefetcher floats, codes;        // prefetch for the next part, a share per tile
 
     TileRange() = default;
     TileRange(const Run &run, const ConvStep &c, int n, const Offsets *of, int part, int parts, int blocks)
@@ -203,7 +203,7 @@ struct TileRange {
 
 } // namespace
 
-// Blocks first .. end, numbered through all groups. `out`, if given, is where the result goes, from the part's first
+// Computes blocks first .. end, numbered across all groups. `out`, if given, receives the result, from the part's first
 // pixel on.
 void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int end, float *out) const {
     const TileKernel &kernel = *c.kernel;
@@ -227,7 +227,8 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
         if (c.sums.pixel)
             tile.epilogue.window = reinterpret_cast<const int32_t *>(arena + c.windows) +
                                    (static_cast<size_t>(n) * c.groups + group) * c.out_pixels + rows.row;
-        const size_t tap = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.log2_vectors); // bytes
+        const size_t tap =
+            static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.log2_vectors); // bytes of a tap
         tile.taps = c.taps;
         const size_t share = set_prefetch(tile, c, tap * static_cast<size_t>(c.taps), rows.end - rows.first, part == 0,
                                           part + 1 == parts);
@@ -268,7 +269,7 @@ void Run::depthwise_tiles(const ConvStep &c, int n, int part, int parts) const {
     }
 }
 
-// Lines first .. end of the pool's result, band by band. Lines of the convolution that two bands read are kept.
+// Computes lines first .. end of the pool's result, band by band. Convolution lines shared by two bands are kept.
 void Run::conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines,
                           const ToomCookLines *toom_cook) const {
     const FusedPool &p = *c.fused_pool;
@@ -276,7 +277,7 @@ void Run::conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t 
     const size_t pixel = 4 * static_cast<size_t>(p.from.c), line = pixel * static_cast<size_t>(p.from.w);
     const PoolLines pool{op, p.from, p.shape, false, pixel};
     const int at_once = toom_cook ? kToomCookOutputs : 1;
-    int have = 0, begin = 0; // lines begin .. have are there
+    int have = 0, begin = 0; // lines begin .. have are computed
     for (int y = first; y < end; y += p.band) {
         const int stop = std::min(end, y + p.band);
         const int low = std::clamp(y * op.stride[0] - op.pad[0], 0, p.from.h);
@@ -301,7 +302,7 @@ void Run::conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t 
     }
 }
 
-// A task's number is that of its memory, so there are never more tasks in a round than slots.
+// A task's number selects its slot of memory, so a round has no more tasks than slots.
 void Run::conv_with_pool(const ConvStep &c) const {
     const FusedPool &p = *c.fused_pool;
     const int parts = std::min(p.shape.h, std::min(threads.count, p.slots)), total = plan.images * parts;
@@ -323,7 +324,7 @@ uint8_t *Run::toom_cook_slot(const ConvStep &c, int task) const {
 
 void Run::toom_cook_conv(const ConvStep &c) const {
     const int slots = c.toom_cook->slots,
-              high = (c.out_pixels / c.out_width + kToomCookOutputs - 1) / kToomCookOutputs; // in quads
+              high = (c.out_pixels / c.out_width + kToomCookOutputs - 1) / kToomCookOutputs; // lines of tiles
     const int parts = std::min(high, std::min(threads.count, slots)), total = plan.images * parts;
     for (int first = 0; first < total; first += slots)
         threads.run(std::min(slots, total - first), [&](int task) {
@@ -336,13 +337,13 @@ void Run::toom_cook_conv(const ConvStep &c) const {
 
 namespace {
 
-// A chunk of rows goes through all blocks before the next one: small panels stay in the caches meanwhile, and what the
-// chunk writes is complete rows. Of those, so many that they and the next ones stay in the second-level cache, and that
-// threads have enough to share. Panels larger than that cache pass by as seldom as possible.
+// How many rows (output pixels) go through all blocks before the next ones. A chunk and the one after it stay in L2
+// beside a small panel, and there are enough chunks for all threads. With a panel larger than L2, chunks are large, so
+// that the panel is read as rarely as possible.
 int rows_at_once(const ConvStep &c, int threads) {
     if (c.panel->bytes > size_t(256) << 10)
         return c.panel->bytes <= size_t(1) << 20 ? 96 : 1024;
-    const size_t value = (c.has_codes ? 1 : 0) + (c.has_out || c.has_residual ? 4 : 0); // bytes
+    const size_t value = (c.has_codes ? 1 : 0) + (c.has_out || c.has_residual ? 4 : 0); // bytes per output value
     const size_t row = c.input.pixel + value * static_cast<size_t>(c.out_channels);
     const int shared = threads > 1 ? c.out_pixels / (16 * threads) : c.out_pixels;
     return std::max(24, std::min({static_cast<int>((size_t(128) << 10) / row), shared, 192}));

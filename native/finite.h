@@ -1,13 +1,13 @@
-// Whether all numbers of an image are finite: NaN or infinity in an input is refused, for it gets a confident answer
-// (max(NaN, 0) is 0). In: float32 numbers. Out: yes or no. Called by bindings.cpp and run_main.cpp; the engine itself
-// computes such numbers as FORMAT.md says.
+// Whether all numbers of an image are finite. Input with NaN or infinity is refused: it would get a confident answer,
+// since max(NaN, 0) is 0. In: float32 numbers. Out: yes or no. Called by bindings.cpp and run_main.cpp; the engine
+// itself computes such numbers as ARITHMETIC.md says.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "shapes.h"
+#include "anyprec/input_error.h"
 
 namespace anyprec {
 

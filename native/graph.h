@@ -1,6 +1,6 @@
-// A packed network as the engine sees it: FORMAT.md sections 2 and 3 as plain structs, checked by reader.cpp.
-// In: made by ModelFile (reader.h). Out: read by shapes.cpp and all that plans. No behavior in here.
-// Pointers lead into the copy of the file that its ModelFile has, and live as long as that.
+// Graph: a packed network as plain structs without behavior; FORMAT.md, sections 2 and 3. ModelFile (reader.h) makes
+// and checks it; shapes.cpp and the planner read it. Its pointers lead into the copy of the file in its ModelFile, and
+// are valid as long as that lives.
 #pragma once
 
 #include <cstddef>

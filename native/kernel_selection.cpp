@@ -1,4 +1,4 @@
-// See choose.h.
+// See kernel_selection.h.
 #include "kernel_selection.h"
 
 #include <algorithm>
@@ -20,15 +20,15 @@ bool supports(const TileKernel &kernel, LayerBits bits) {
     return bits.weights <= kernel.max_weight_bits && bits.acts <= kernel.max_act_bits;
 }
 
-// What a convolution takes, in cycles and per image: products at the kernel's rate, what is done for every pixel (or
-// patch) and channel beside, and panels passing by. Fitted to single layers of ResNet-18 and -50 (`anyprec-run
-// --steps`, 64 channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within a tenth.
-constexpr double kEpilogueCycles = 0.4;       // an output's end, the plain way
-constexpr double kCyclesPerPanelByte = 0.12;  // a byte of a panel that comes from beyond the second-level cache
-constexpr double kPanelBytesInL2 = 512 << 10; // bytes of a panel that stay there
-constexpr int kRowsAtOnce = 1024;             // the plain way: see Run::conv
+// Cost model of a convolution, in cycles per image: products at the kernel's rate, the work per pixel (or patch) and
+// channel, and reading panels from beyond L2. Fitted to single layers of ResNet-18 and -50 (`anyprec-run --steps`, 64
+// channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within 10 %.
+constexpr double kEpilogueCycles = 0.4;       // epilogue of one output, direct algorithm
+constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in L2
+constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
+constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
 
-// Rows that do not fill one tile count as if they did: 3 rows take as long as 6.
+// A partial tile costs as much as a full one: 3 rows take as long as 6.
 double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
     const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
     const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
@@ -44,7 +44,7 @@ double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int 
 
 } // namespace
 
-// The kernel with most useful products a cycle: vectors and groups that stay partly empty count for less.
+// The kernel with the most useful products per cycle: padding in partly filled vectors and steps does not count.
 const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits,
                                 bool split) {
     const int out = weight.shape[0] / op.groups, in = weight.shape[3];
@@ -54,7 +54,7 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
         const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
-                             kernel.coding != Coding::split8; // a window's sums for every group would cost more
+                             kernel.coding != Coding::split8; // window sums per group would cost more
         if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
             (op.groups > 1 && !grouped))
             continue;
@@ -77,7 +77,7 @@ const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits 
                                 const TileKernel &direct) {
     const bool fits = op.kernel[0] == 3 && op.kernel[1] == 3 && op.stride[0] == 1 && op.stride[1] == 1 &&
                       op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1;
-    // Four times the largest sum must fit: at 8 bit that is 917 channels.
+    // Four times the largest sum must fit 32 bits: at 8 bits that is 917 channels.
     const int64_t largest = int64_t(9) * in.c * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
     if (!fits || !kernels.winograd || 4 * largest >= int64_t(1) << 31)
         return nullptr;

@@ -1,4 +1,10 @@
-// The reference: no vectors, no tricks, runs anywhere. Every other table is compared with it bit for bit.
+// Scalar kernels, the reference: no vectors, run on any CPU. Every other table is compared with this one bit for bit.
+// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 to 4.
+//
+//   tile: 1 row x 8 output channels; a step is one input channel
+//            +----+----+-----+----+
+//    x[s] -> | a0 | a1 | ... | a7 |   a[c] += x[s] * w[s][c]
+//            +----+----+-----+----+
 #include "kernels.h"
 
 #include <cmath>
@@ -25,7 +31,7 @@ inline void store(float *p, F v, int) {
 }
 inline void store_codes(uint8_t *p, F v, int) {
     *p = static_cast<uint8_t>(std::nearbyint(v));
-} // half to even
+} // round half to even
 inline F set1(float x) {
     return x;
 }
@@ -40,7 +46,7 @@ inline F add(F a, F b) {
 }
 inline I add(I a, I b) {
     return static_cast<I>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-} // wraps
+} // wraps modulo 2^32
 inline F larger(F a, F b) {
     return a > b ? a : b;
 }

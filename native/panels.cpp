@@ -13,13 +13,13 @@ namespace {
 Panel allocate(size_t bytes) {
     Panel panel;
     panel.bytes = bytes;
-    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; room to align, and to read past the end
+    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; slack for alignment and for reads past the end
     panel.data = at_line(panel.storage.get());
     return panel;
 }
 
-// Where channel c of a vector sits, in elements. Look-ups leave 8 bit sums that are widened by taking the even bytes
-// (the first half of the channels) and the odd bytes (the second half) apart.
+// Position of channel c in a vector, in elements. Lookup kernels widen their 8-bit sums by separating even bytes (first
+// half of the channels) and odd bytes (second half).
 int lane_of(const TileKernel &kernel, int c) {
     if (kernel.coding != Coding::lookup)
         return c;
@@ -27,8 +27,8 @@ int lane_of(const TileKernel &kernel, int c) {
     return c < half ? 2 * c : 2 * (c - half) + 1;
 }
 
-// (2G) g (2G)' of all input channels of one output channel: in codes [9][in], out [16][in]. 2G is 2 0 0, 1 1 1, 1 -1 1,
-// 0 0 2. A weight is factor times its code plus shift; at 8 bit U reaches 9 x 255.
+// Winograd weights (2G) g (2G)' of one output channel: codes [9][in] -> [16][in]. The rows of 2G are 2 0 0, 1 1 1, 1 -1
+// 1 and 0 0 2. A weight is factor * code + shift. At 8 bits U is at most 9 x 255.
 void transform_weights(const uint8_t *codes, int in, int factor, int shift, int16_t *out) {
     for (int c = 0; c < in; ++c) {
         int g[3][3], t[4][3]; // t = 2G g
@@ -80,7 +80,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
                         else
                             to[j] = static_cast<uint8_t>(value);
                     }
-            for (int i = 0; i < 2; ++i) // A' sums A: the same steps as for any M
+            for (int i = 0; i < 2; ++i) // A' sums A, as for any M
                 for (int j = 0; j < 2; ++j) {
                     static constexpr int kRows[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
                     int32_t sum = 0;
@@ -92,13 +92,13 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     return panel;
 }
 
-// The least number of steps in a row, of any channel, whose sum might leave a byte, less one. A step adds at most its
-// weights times the largest activation: 31 steps at 2 bit where half of the bits are ones, 21 if all were.
+// The largest number of consecutive steps that cannot overflow 8 bits in any channel. A step adds at most its weights
+// times the largest activation. At 2 bits that is 31 steps where half of the weight bits are ones, 21 where all are.
 int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups,
                      int steps) {
     const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
     const int most = 255 / ((1 << kernel.max_act_bits) - 1);
-    int weights[256] = {}; // of a step, added up
+    int weights[256] = {}; // sum of a step's weights, by byte of the panel
     for (int b = 0; b < 256; ++b)
         for (int i = 0; i < 8; i += bits)
             weights[b] += b >> i & ((1 << bits) - 1);
@@ -108,7 +108,7 @@ int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::ve
             const uint8_t *first = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
             const size_t stride = vector_bytes(kernel) << block.log2_vectors; // from one step to the next
             for (size_t lane = 0; lane < stride; ++lane) {
-                const uint8_t *last = first + lane, *begin = last; // of a run of steps whose sum fits
+                const uint8_t *last = first + lane, *begin = last; // window of steps whose sum fits
                 int sum = 0;
                 for (int s = 0, run = 0; s < steps; ++s, last += stride) {
                     sum += weights[*last];
@@ -122,12 +122,12 @@ int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::ve
     return safe_steps;
 }
 
-// Coding::split8, out of offset8: where two neighbors are both positive or both negative and too large together, what
-// exceeds half of the limit goes to an extra step, behind the panel. Half of the limit is 64, so the rest fits as well.
+// Coding::split8 from offset8. Where two neighbors have the same sign and are too large together, the part beyond half
+// of the limit moves to an extra step, stored after the panel. Half of the limit is 64, so the remainder fits too.
 Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
                   int steps) {
     const int limit = 32767 / ((1 << kernel.max_act_bits) - 1), half = limit / 2;
-    const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // no weight alone is: 128 at most
+    const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // a single weight is at most 128
     std::vector<ExtraStep> extra;
     std::vector<Extras> extras;
     std::vector<uint8_t> rests;
@@ -171,7 +171,7 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
     std::vector<Block> blocks;
     size_t offset = 0;
     for (int first = 0; first < channels;) {
-        int shift = kernel.max_log2_vectors; // the widest block, or the narrowest one that holds what is left
+        int shift = kernel.max_log2_vectors; // the widest block, or the narrowest that holds the remaining channels
         while (shift > 0 && (kernel.lanes << (shift - 1)) >= channels - first)
             --shift;
         const int width = std::min(kernel.lanes << shift, channels - first);
@@ -183,9 +183,9 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
 }
 
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
-    if (weight.codes) // of fixed bits: a byte each already
+    if (weight.codes) // fixed weight: one byte per code
         return std::vector<uint8_t>(weight.codes, weight.codes + weight.count);
-    // Eight codes at a time: spread[b] has bit i of b as byte i, so a plane's byte becomes eight bytes by one look-up.
+    // Eight codes at a time: spread[b] has bit i of b in byte i, so one lookup turns a plane's byte into eight bytes.
     uint64_t spread[256];
     for (int b = 0; b < 256; ++b) {
         spread[b] = 0;
@@ -197,7 +197,7 @@ std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int 
     std::vector<uint8_t> codes(8 * bytes);
     for (size_t i = 0; i < bytes; ++i) {
         uint64_t eight = 0;
-        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not mix
+        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not carry over
             eight = eight << 1 | spread[weight.planes[static_cast<size_t>(number)][i]];
         for (int j = 0; j < 8; ++j)
             codes[8 * i + j] = static_cast<uint8_t>(eight >> (8 * j));
@@ -246,7 +246,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                 for (int tap = 0; tap < taps; ++tap)
                     for (int s = 0; s < steps; ++s, to += stride)
                         for (int j = 0; j < group; ++j) {
-                            // A look-up group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
+                            // A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
                             const int i = is_lookup ? s + j * steps : s * group + j;
                             if (i >= in)
                                 break;
@@ -271,7 +271,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                             case Coding::lookup:
                                 to[lane] = static_cast<uint8_t>(to[lane] | codes[from] << (j * kernel.max_weight_bits));
                                 break;
-                            case Coding::lookup_planes: // two bits: lower ones in the even byte, upper in the odd
+                            case Coding::lookup_planes: // 2 bits: lower bits in the even byte, upper bits in the odd
+                                                        // byte
                                 to[2 * lane] = static_cast<uint8_t>(to[2 * lane] | (codes[from] & 1) << j);
                                 to[2 * lane + 1] = static_cast<uint8_t>(to[2 * lane + 1] | codes[from] >> 1 << j);
                                 break;

@@ -1,4 +1,4 @@
-// See plan.h and plan_builder.h. In reading order: ops in turn, ops that become a step of their own, memory.
+// See plan.h and plan_builder.h. In reading order: all ops, ops with a step of their own, memory.
 #include "plan.h"
 
 #include <limits>
@@ -149,7 +149,7 @@ void Builder::set_scale(const Op &op, int channels, const float *&scale, const f
     shift = scale + channels;
 }
 
-// A clip, or a quantize that rectifies in a float profile.
+// A clip, or in a float profile a quantize with `rectify`.
 void Builder::set_clip(int op, bool &on, float &low, float &high) const {
     const Op &o = graph.ops[static_cast<size_t>(op)];
     on = true;
@@ -176,12 +176,12 @@ Buffer Builder::make_buffer(int value, size_t pixel_bytes, int pixels) {
     p.image = (pixel_bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
     if (p.image >= size_t(1) << 31)
         too_large(value, p.image);
-    // Kernels read whole steps and may run past the last pixel by less than 128 bytes.
+    // Kernels read whole steps: up to 127 bytes past the last pixel.
     p.offset = memory.add(p.image * static_cast<size_t>(plan.images) + 128);
     return p;
 }
 
-// The place of a value, made on first mention.
+// The buffer of a value, made on first use.
 Buffer Builder::buffer(int value) {
     Buffer &p = plan.buffers[static_cast<size_t>(value)];
     if (!p.pixel)
@@ -190,7 +190,7 @@ Buffer Builder::buffer(int value) {
     return p;
 }
 
-// Memory of one step alone.
+// Memory for the duration of one step.
 size_t Builder::scratch(size_t bytes, int step) {
     const size_t object = memory.add(bytes);
     memory.use(object, step);
@@ -202,7 +202,7 @@ void Builder::write(int number, Step &step, const Buffer &p) {
     step.zero_rows.push_back({p.offset, p.image, p.pixel});
 }
 
-// Calls body(offset) for all that a plan knows of places in the arena.
+// Calls body(offset) for every arena offset in a plan.
 template <typename Body> void over_offsets(Plan &plan, Body body) {
     const auto visit = [&](Buffer &p) {
         if (p.pixel)
@@ -238,13 +238,13 @@ template <typename Body> void over_offsets(Plan &plan, Body body) {
     }
 }
 
-// A residual that is read for the last time by the convolution that adds to it: write the sum over it.
+// Lets a convolution write over its residual, where it is the last reader of the residual.
 void Builder::overwrite_residuals() {
     for (size_t i = 0; i < plan.steps.size(); ++i) {
         const ConvStep *conv = plan.steps[i].conv.get();
         if (!conv || !conv->has_residual || !conv->has_out)
             continue;
-        // Not where the convolution reads it as well: neighbors would see the sum.
+        // Not where the convolution also reads it as input: neighboring pixels would see the sum.
         const size_t old = conv->out.offset, now = conv->residual.offset;
         if (conv->input.offset != now && memory.hand_over(now, old, static_cast<int>(i)))
             over_offsets(plan, [&](size_t &offset) { offset = offset == old ? now : offset; });

@@ -1,5 +1,5 @@
-// A Plan in the making: make_plan's work, op by op. In: what make_plan gets. Out: the plan, from build().
-// Convolutions, with the ops they absorb, are in plan_conv.cpp; all else is in plan.cpp.
+// Builder: makes a Plan op by op. In: the arguments of make_plan. Out: the plan, from build(). Convolutions and the ops
+// fused with them are in plan_conv.cpp, everything else in plan.cpp.
 #pragma once
 
 #include <map>
@@ -13,12 +13,12 @@
 
 namespace anyprec {
 
-// What a convolution absorbs: op numbers, -1 where there is none.
+// What is fused into a convolution: op numbers, -1: none.
 struct Fused {
     int clip_first = -1, add = -1, clip_second = -1, quantize = -1;
     int residual = -1; // value
-    int value = 0;     // the float value it ends in
-    bool store = true; // whether anyone else reads that
+    int value = 0;     // the float value after the fused ops
+    bool store = true; // whether another op reads it
 };
 
 class Builder {
@@ -30,7 +30,7 @@ class Builder {
   private:
     const Graph &graph;
     const Profile &profile;
-    const size_t row; // of every table
+    const size_t row; // of this profile in every table
     const Kernels &kernels;
     const PanelSource &panels;
     Plan plan;
@@ -40,7 +40,7 @@ class Builder {
     std::vector<bool> is_output;           // by value
     std::vector<bool> fused;               // by op
 
-    // Until all lifetimes are known, Place::offset is the number of an object.
+    // Until all lifetimes are known, Buffer::offset is the number of an ArenaPlanner object.
     ArenaPlanner memory;
     std::map<std::tuple<int, int, int, int, const PixelPairs *>, Buffer>
         prepared;                                 // by value, Input, group, bits, pairs
@@ -83,7 +83,7 @@ class Builder {
     Buffer make_buffer(int value, size_t pixel_bytes, int pixels);
     size_t scratch(size_t bytes, int step);
     void use(int step, const Buffer &p) { memory.use(p.offset, step); }
-    void write(int number, Step &step, const Buffer &p); // with its row of zeros
+    void write(int number, Step &step, const Buffer &p); // with its pixel of zeros
     void overwrite_residuals();
     void lay_out();
 };

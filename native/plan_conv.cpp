@@ -1,5 +1,5 @@
-// Convolutions of a plan (plan_builder.h): which ops one absorbs, which kernel computes it, what is made ready for that
-// kernel, and where everything lies.
+// Convolutions of a plan (plan_builder.h): which ops are fused, which kernel computes it, the inputs prepared for that
+// kernel, and the memory of everything.
 #include <algorithm>
 #include <map>
 
@@ -10,7 +10,7 @@
 
 namespace anyprec {
 
-// --- What a convolution absorbs -----------------------------------------------------------------------------------
+// --- Fusion -------------------------------------------------------------------------------------------------------
 
 int Builder::sole_reader(int value) const {
     const auto &list = readers[static_cast<size_t>(value)];
@@ -38,7 +38,7 @@ Fused Builder::fuse(int conv) {
     if (next >= 0 && graph.ops[static_cast<size_t>(next)].kind == OpKind::add) {
         const std::vector<int> &inputs = graph.ops[static_cast<size_t>(next)].inputs;
         const int other = inputs[0] == a.value ? inputs[1] : inputs[0];
-        if (other <= conv && inputs[0] != inputs[1]) { // made before this convolution
+        if (other <= conv && inputs[0] != inputs[1]) { // computed before this convolution
             a.residual = other;
             take(a.add);
             if (next >= 0 && acts_as_clip(next))
@@ -56,7 +56,7 @@ Fused Builder::fuse(int conv) {
     return a;
 }
 
-// --- How it is computed -------------------------------------------------------------------------------------------
+// --- Algorithm and kernel -----------------------------------------------------------------------------------------
 
 void Builder::pad_input() {
     const Shape in = shape(0);
@@ -70,16 +70,16 @@ void Builder::pad_input() {
     const Shape out = shape(reader + 1);
     if (op.groups > 1 || op.dilation[1] > 1 || uses_toom_cook(op))
         return;
-    const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides may be anything
+    const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides have no limit
         return static_cast<int64_t>(size - 1) * op.stride[axis] +
                static_cast<int64_t>(op.kernel[axis] - 1) * op.dilation[axis] + 1;
     };
     const int64_t height = std::max<int64_t>(op.pad[0] + static_cast<int64_t>(in.h), reach(0, out.h));
     const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w), reach(1, out.w));
     if (height > 2 * static_cast<int64_t>(in.h) + 16 || width > 2 * static_cast<int64_t>(in.w) + 16)
-        return; // mostly frame
+        return; // mostly padding
     if (height * width >= (int64_t(1) << 28) / in.c)
-        return; // near what a place can hold
+        return; // near the limit of a buffer
     f = {op.pad[0], op.pad[1], static_cast<int>(height), static_cast<int>(width), true};
     plan.buffers[0] = make_buffer(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
 }
@@ -117,14 +117,13 @@ void Builder::conv_step(int number) {
     if (a.quantize >= 0)
         set_codes(a.quantize, out.c, e);
 
-    const int step = step_number(); // behind that of prepare
+    const int step = step_number(); // after that of prepare
     Step &s = add_step(Step::Kind::conv, &op);
     allocate_conv(*conv, a, s, step);
     s.conv = conv;
 }
 
-// The max pool that alone reads the result of a convolution, if the result is too large for the second-level cache; -1
-// if there is none.
+// The max pool that is the only reader of a convolution's result, if the result is too large for L2; -1: none.
 int Builder::fusible_pool(const Fused &a, const Shape &out) const {
     const int reader = sole_reader(a.value);
     const bool large = 4 * static_cast<int64_t>(out.h) * out.w * out.c >= 1 << 20;
@@ -135,7 +134,7 @@ int Builder::fusible_pool(const Fused &a, const Shape &out) const {
 }
 
 void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
-    constexpr size_t kBand = 256 << 10; // bytes, about
+    constexpr size_t kBand = 256 << 10; // bytes, approximately
     conv.fused_pool = std::make_unique<FusedPool>();
     FusedPool &p = *conv.fused_pool;
     p.op = &graph.ops[static_cast<size_t>(pool)];
@@ -144,15 +143,16 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     const size_t line = 4 * static_cast<size_t>(out.w) * out.c;
     const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
     p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
-    const int more = conv.toom_cook ? 2 * (kToomCookOutputs - 1) : 0; // whole quads at both ends
+    const int more = conv.toom_cook ? 2 * (kToomCookOutputs - 1) : 0; // whole tiles at both ends
     p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach + more));
-    // No more memory than the result as a whole would take.
+    // No more memory than the whole result would take.
     const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
     p.slots = static_cast<int>(std::min<size_t>(conv.toom_cook ? conv.toom_cook->slots : kSlots, whole / p.bytes));
     fused[static_cast<size_t>(pool)] = true;
 }
 
-// The kernel of an integer convolution. One whose weights may have to be split is not known to pay before that is done.
+// Chooses the kernel of an integer convolution. Whether splitting weights (split8) pays is known only after building
+// the panel.
 const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out) {
     const Op &op = *conv.op;
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
@@ -162,7 +162,7 @@ const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, c
         winograd = choose_winograd(kernels, op, bits, in, out, *conv.kernel);
         if (winograd || conv.kernel->coding != Coding::split8)
             break;
-        constexpr size_t kFew = 5; // one in so many
+        constexpr size_t kFew = 5; // at most one step in five may be extra
         const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups);
         const int group = conv.kernel->step_channels;
         const size_t steps = static_cast<size_t>((conv.group_in + group - 1) / group) * static_cast<size_t>(conv.taps);
@@ -174,7 +174,7 @@ const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, c
     return winograd;
 }
 
-// Kernel, panel, tables, and the integer half of the epilogue. `pool` may become a part of it.
+// Chooses kernel, panel and tables, and sets the integer part of the epilogue. May fuse `pool`.
 void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
     const Op &op = *conv.op;
     const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
@@ -210,7 +210,7 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
         const bool in_pairs = kernel.input == Input::lookup_pairs;
         if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
             plan_pool(conv, pool, out);
-        const int whole = conv.fused_pool ? out.w : conv.out_pixels; // no tile reaches from one into the next
+        const int whole = conv.fused_pool ? out.w : conv.out_pixels; // no tile crosses a multiple of it
         Op read = op;                                                // what a tile reads
         Shape from = in;
         if (value == 0 && plan.padded_input.on) {
@@ -237,7 +237,7 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
     }
 }
 
-// What a kernel reads instead of the codes, and their sums by pixel; convolutions of one value share them.
+// What a kernel reads instead of codes, and channel sums per pixel. Convolutions of the same value share them.
 void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &out) {
     const TileKernel &kernel = *conv.kernel;
     const Buffer from = buffer(value);
@@ -278,8 +278,8 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         conv.sums = summed[sums];
 }
 
-// A signed code stands for 2 code - n, so a sum of weight times value is twice that of weight times code, less n times
-// the sum of the weights of those taps that are inside the image.
+// A signed code stands for 2 code - n. So the sum of weight times value is twice the sum of weight times code, minus n
+// times the sum of the weights whose taps are inside the image.
 void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) const {
     const Weight &weight = graph.weights[static_cast<size_t>(conv.op->weight)];
     const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits);
@@ -287,7 +287,7 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
     std::vector<int64_t> tap_sums(static_cast<size_t>(out) * count);
     for (size_t i = 0; i < codes.size(); ++i)
         tap_sums[i / in] += 2 * codes[i] + 1 - (1 << weight_bits);
-    std::map<std::vector<bool>, int32_t> patterns; // of taps inside -> first constant
+    std::map<std::vector<bool>, int32_t> patterns; // set of taps inside the image -> first constant
     for (int p = 0; p < conv.out_pixels; ++p) {
         std::vector<bool> inside(static_cast<size_t>(count));
         for (int t = 0; t < count; ++t)
@@ -309,7 +309,7 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
     }
 }
 
-// --- Where it lies ------------------------------------------------------------------------------------------------
+// --- Memory -------------------------------------------------------------------------------------------------------
 
 void Builder::allocate_conv(ConvStep &conv, const Fused &a, Step &s, int step) {
     use(step, conv.input);

@@ -158,7 +158,7 @@ void ModelFile::Impl::check_long_enough(size_t size) const {
                                                   std::to_string(least) + "; wait for more, or fetch it again");
 }
 
-// Operands and checks what is there of what max_bits allows. True if there was something new.
+// Reads and checks what is there of what max_bits allows. True if there was something new.
 bool ModelFile::Impl::load(size_t size) {
     size_t stop = next_place;
     while (stop < buffers.size() && buffers[stop].end <= std::min(size, limit))

@@ -2,7 +2,7 @@
 //   anyprec-run net.apm images.npy [--bits 4] [--out y.npy] [--layout NCHW] [--threads 1] [--repeat 1] [--max-bits 8]
 //   anyprec-run net.apm                 lists the profiles
 //   --steps                             times every step instead
-//   --no-check-finite                   computes NaN and infinity, as FORMAT.md says, instead of refusing them
+//   --no-check-finite                   computes NaN and infinity, as ARITHMETIC.md says, instead of refusing them
 #include <algorithm>
 #include <chrono>
 #include <climits>

@@ -1,5 +1,5 @@
-// See threads.h. A network is a hundred short rounds a call, tens of microseconds each: waking a sleeping thread for
-// every one would take as long as the work, so workers look for the next round for a while before they sleep.
+// See threads.h. One call of a network is about a hundred rounds of tens of microseconds. Waking a sleeping thread for
+// each would take as long as the work, so workers spin for a while before they sleep.
 #include "threads.h"
 
 #include <algorithm>
@@ -9,10 +9,10 @@ namespace anyprec {
 namespace {
 
 constexpr uint64_t kWanted = 0xffff, kRound = 0x10000, kEnd = ~uint64_t(0);
-constexpr uint64_t kNext = 0xffffffff, kLast = uint64_t(1) << 32; // of a share
+constexpr uint64_t kNext = 0xffffffff, kLast = uint64_t(1) << 32; // fields of Share::ends
 constexpr std::chrono::microseconds kSpinTime{100};
 
-// Looks until `ready` is true or patience ends; lets other threads have the core meanwhile.
+// Spins until `ready` is true or kSpinTime has passed; yields the core between checks.
 template <typename Ready> bool spin_until(const Ready &ready) {
     const auto end = std::chrono::steady_clock::now() + kSpinTime;
     do {
@@ -37,8 +37,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::after_fork_in_child() {
-    // Given up, not destroyed: there is nobody to wait for, but the old objects remember that somebody sleeps or holds
-    // a lock.
+    // Leaked, not destroyed: the threads do not exist, but the old objects still record sleepers and lock owners.
     (void)new std::vector<std::thread>(std::move(workers_));
     (void)busy_.release();
     (void)sleep_.release();
@@ -93,7 +92,7 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
         workers_.emplace_back(&ThreadPool::work, this, workers_.size());
     function_ = function, context_ = context;
     members_ = wanted + 1;
-    if (shares_.size() < static_cast<size_t>(members_)) // nobody looks at them between rounds
+    if (shares_.size() < static_cast<size_t>(members_)) // nobody reads them between rounds
         shares_ = std::vector<Share>(static_cast<size_t>(members_));
     for (int i = 0; i < members_; ++i) {
         const auto first = static_cast<uint64_t>(int64_t(tasks) * i / members_);
@@ -102,7 +101,8 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
     }
     running_ = wanted;
     {
-        std::lock_guard<std::mutex> lock(sleep_->mutex); // or a worker could fall asleep between looking and waiting
+        std::lock_guard<std::mutex> lock(
+            sleep_->mutex); // otherwise a worker could fall asleep between its check and its wait
         const uint64_t round = ticket_.load() / kRound + 1;
         ticket_.store(round * kRound + static_cast<uint64_t>(wanted), std::memory_order_release);
     }

@@ -1,12 +1,21 @@
-// The loop of a tile (kernels.h), written once over an Inner that the including kernels_<isa>.cpp defines: what one
-// kernel does in one step. Included after finish.inl. An Inner has
-//   Vector, Code      what is summed and what a panel is read in; what `in` points to
-//   kSafeSteps             steps a sum holds before it must go to its totals; 0: any number, -1: as Tile::hold says
-//   input(in, s)      step s of a pixel, as a vector; weights(panel): a vector of the panel
-//   step(acc, x, w)   the sum after one more step
-//   Totals<R, V>      where sums go: take(acc) empties them, finish(tile, acc) is the end of the tile
+// The loop of a tile (drawn in kernels.h), written once over an Inner, which says what one kernel does in one step.
+// In: a Tile. Out: its accumulators, through the epilogue. Included after epilogue.inl by kernels_<isa>.cpp, which
+// defines the Inners.
+//
+//                     V vectors of the panel
+//                    w[0]      w[1]
+//   x = input[r] --> acc[r][0] acc[r][1]     R rows: the tile keeps R x V accumulators in registers;
+//                    ...       ...           each step loads V weights and R inputs for R x V multiplications
+//
+// An Inner has
+//   Vector, Code      type of an accumulator and of a panel vector; type of the inputs
+//   kSafeSteps        steps before an accumulator may overflow and must be flushed; 0: no limit, -1: Tile::safe_steps
+//   input(in, s)      step s of a pixel, broadcast to a vector
+//   weights(panel)    a vector of the panel
+//   step(acc, x, w)   the accumulator after one more step
+//   Totals<R, V>      wider sums: flush(acc) adds the accumulators and clears them, epilogue(tile, acc) ends the tile
 
-// What `steps` steps of a tile fetch of the weights to come.
+// Prefetches the share of later weights that belongs to `steps` steps.
 ANYPREC_INLINE void prefetch_weights(const uint8_t *&prefetch_from, int steps, const Tile &t) {
     const size_t bytes = static_cast<size_t>(steps) * t.prefetch_bytes;
     for (size_t i = 0; i < bytes; i += 64)
@@ -34,7 +43,7 @@ template <typename Inner> struct Loop {
         }
     }
 
-    // All steps of all taps; sums hold any number.
+    // All steps of all taps, for accumulators that cannot overflow.
     template <int R, int V> static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V]) {
         const uint8_t *prefetch_from = t.prefetch_from;
         for (int tap = 0; tap < t.taps; ++tap) {
@@ -90,7 +99,7 @@ template <typename Inner> struct Loop {
     }
 };
 
-// Sums that hold any number of steps: to memory once, as they are for Winograd, or to the end of the tile.
+// For accumulators that cannot overflow: stores them once, raw for Winograd or for the epilogue.
 template <int R, int V> struct WholeSums {
     ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
         alignas(64) int32_t sums[R * W * V];
@@ -105,14 +114,14 @@ template <int R, int V> struct WholeSums {
     }
 };
 
-// Totals that are touched only now and then live on the stack; sums keep the registers to themselves.
+// Totals that are touched rarely live on the stack, so that accumulators keep the registers.
 template <typename Inner, int R, int V> struct StackTotals {
-    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // from the first take on
+    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // valid after the first flush
     bool empty = true;
 
     ANYPREC_INLINE void flush(I (&acc)[R][V]) {
 #if defined(__GNUC__)
-        __asm__ volatile("" : "+m"(totals)); // or gcc takes them for registers, and moves them about at every tap
+        __asm__ volatile("" : "+m"(totals)); // otherwise gcc keeps totals in registers and moves them at every tap
 #endif
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -132,12 +141,12 @@ template <typename Inner, int R, int V> struct StackTotals {
     }
 };
 
-// Sums that want nothing more, as those of a stem before a pool.
+// Whether the epilogue only stores the sums, as in a float stem before a pool.
 inline bool stores_sums_only(const Epilogue &e) {
     return e.out && !(e.scale || e.residual || e.codes || e.clip_first || e.clip_second);
 }
 
-// Floats: one fma a product, in the order of K.
+// Float: one fma per product, in the order of K.
 struct Multiply {
     using Vector = F;
     using Code = float;
@@ -167,13 +176,13 @@ struct Multiply {
     };
 };
 
-// The same in quads: rows are quads, sums are made position by position. Across, 7 become 4 at once; down, when all are
-// there.
+// Float by Toom-Cook: a row is a tile of 4x4 outputs. We apply the horizontal output transform once a row's seven
+// positions are accumulated, and the vertical one at the end.
 struct ToomCookTiles {
     template <int R, int V> static void tile(const Tile &t) {
         constexpr size_t kWidth = W * V, kLine = kToomCookOutputs * R * kWidth;
         const ToomCookTile &q = t.toom_cook;
-        alignas(64) float sums[kToomCookPoints][R * kWidth], halfway[kToomCookPoints][kLine]; // [quad], [pixel]
+        alignas(64) float sums[kToomCookPoints][R * kWidth], halfway[kToomCookPoints][kLine]; // [tile], [pixel]
         const uint8_t *panel = t.panel, *base = t.base;
         for (int down = 0; down < kToomCookPoints; ++down, base += 2 * q.line) {
             for (size_t across = 0; across < kToomCookPoints; ++across) {
@@ -239,7 +248,7 @@ struct ToomCookTiles {
     }
 };
 
-// A function for each number of rows, from 1 to the most; for blocks of 1, 2 (and 4) vectors.
+// A function per number of rows, 1 to the maximum, for blocks of 1, 2 (and 4) vectors.
 template <typename Inner, int V, typename Rows> struct TileFunctionsOf;
 template <typename Inner, int V, int... Rows> struct TileFunctionsOf<Inner, V, std::integer_sequence<int, Rows...>> {
     static constexpr TileFunction functions[] = {Inner::template tile<Rows + 1, V>...};

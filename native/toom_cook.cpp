@@ -1,5 +1,5 @@
-// See quads.h; the transforms themselves are in quads.inl. An input line goes through the first transform once and is
-// kept in a ring for as long as quads read it.
+// See toom_cook.h; the transforms are in toom_cook.inl. An input line is transformed horizontally once and kept in a
+// ring buffer as long as tiles read it.
 #include "toom_cook.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSlack = 16; // floats that toom_cook_input may read and write past the end
 
-size_t whole_lines(size_t floats) { // of the cache
+size_t whole_lines(size_t floats) { // rounded up to cache lines, in bytes
     return (4 * floats + 63) / 64 * 64;
 }
 
@@ -27,7 +27,7 @@ bool uses_toom_cook(const Op &op) {
 
 namespace {
 
-// G g, at all points. In doubles, and the products by a point are exact: FORMAT.md, conv.
+// G g at all points, in double precision. Products by a point are exact: ARITHMETIC.md, section 4.
 void at_points(const double *g, size_t next, double (&u)[kToomCookPoints]) {
     static constexpr double kPoints[] = {0, 1, -1, 2, -2, -0.5}, kDivisors[] = {2, -9, 3, 60, -36, -1.40625};
     for (int i = 0; i < kToomCookPoints - 1; ++i) {
@@ -48,7 +48,7 @@ std::vector<float> toom_cook_weights(const std::vector<float> &weights, const in
             const int parity = static_cast<int>(k) / in, c = static_cast<int>(k) % in;
             double lines[kToomCookOutputs][kToomCookPoints], u[kToomCookPoints];
             for (int i = 0; i < kToomCookOutputs; ++i) {
-                double g[kToomCookOutputs] = {}; // every second column
+                double g[kToomCookOutputs] = {}; // every second column of the kernel
                 const int y = 2 * i + parity / 2;
                 for (int j = 0; j < kToomCookOutputs; ++j) {
                     const int x = 2 * j + parity % 2;
@@ -76,9 +76,9 @@ std::unique_ptr<ToomCookStep> plan_toom_cook(const ConvStep &conv, const Shape &
     const size_t across = static_cast<size_t>(q->across), width = static_cast<size_t>(q->width);
     q->line = whole_lines(kToomCookPoints * across * width + kSlack) / 4;
     q->pixels = (kToomCookOutputs * across + kToomCookPoints - kToomCookOutputs) * width + kSlack;
-    // A line of zeros, the ring, V, a line of the input, and which lines the ring has.
+    // A line of zeros, the ring, V, an input line, and the line numbers of the ring.
     q->bytes = 4 * q->line * (1 + 4 * kToomCookPoints) + whole_lines(q->pixels) + whole_lines(2 * kToomCookPoints);
-    // No more memory than the result takes.
+    // Slots take no more memory than the result.
     const size_t whole = 4 * static_cast<size_t>(images) * out.h * out.w * out.c;
     q->slots = static_cast<int>(std::clamp<size_t>(whole / q->bytes, 1, kSlots));
     return q;
@@ -96,7 +96,7 @@ ToomCookLines::ToomCookLines(const ConvStep &conv, const Kernels &k, uint8_t *me
     std::fill(held, held + kRing, -1);
 }
 
-// Of the lines with those of the padding; `number` may lie anywhere.
+// `number` counts from the first line of padding, and may lie outside the image.
 const float *ToomCookLines::line(int number) const {
     const int64_t y = static_cast<int64_t>(number) - c.op->pad[0];
     if (y < 0 || y >= c.in_height)
@@ -108,7 +108,7 @@ const float *ToomCookLines::line(int number) const {
     const size_t channels = static_cast<size_t>(c.group_in), left = channels * static_cast<size_t>(c.op->pad[1]);
     const uint8_t *from = arena + c.input.offset + c.input.image * static_cast<size_t>(n) +
                           c.input.pixel * (1 + static_cast<size_t>(y) * static_cast<size_t>(c.in_width));
-    const size_t room = q.pixels - kSlack; // what does not fit, no output reads
+    const size_t room = q.pixels - kSlack; // no output reads what does not fit
     if (left < room)
         std::memcpy(pixels + left, from, 4 * std::min(channels * static_cast<size_t>(c.in_width), room - left));
     const size_t width = static_cast<size_t>(q.width);
@@ -129,7 +129,7 @@ void ToomCookLines::lines(int y, float *out) const {
     }
     const TileKernel &kernel = *c.kernel;
     const int rows = kernel.max_rows[kernel.max_log2_vectors],
-              tiles = (q.across + rows - 1) / rows; // the widest have fewest
+              tiles = (q.across + rows - 1) / rows; // the widest block has the fewest rows
     Tile tile{};
     tile.steps = q.width;
     tile.toom_cook = {4 * static_cast<size_t>(q.width), 4 * q.line, 0, 0, c.out_width};

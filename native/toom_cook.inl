@@ -1,16 +1,20 @@
-// The two transforms of a convolution in quads (kernels.h says which), over vectors that the including
-// kernels_<isa>.cpp defines. Included after rows.inl.
+// The input and output transforms of Toom-Cook, over the vectors that the including kernels_<isa>.cpp defines. In:
+// seven arrays of floats, or seven vectors. Out: seven, or four. ARITHMETIC.md, section 4; kernels.h draws the tile.
+// Included after vector_kernels.inl.
+//
+//   d0 d1 d2 d3 d4 d5 d6  --B'-->  v0 .. v6      (x weights u0 .. u6, summed over channels: m0 .. m6)
+//   m0 m1 m2 m3 m4 m5 m6  --A'-->  y0 y1 y2 y3
 
 constexpr float kToomCookInput[kToomCookPoints][kToomCookPoints] = {
-    // B'
+    // B', ARITHMETIC.md, section 4
     {2, 4, -2.5f, -5, 0.5f, 1, 0}, {0, -2, -6, -3.5f, 1.5f, 1, 0}, {0, 2, 2, -4.5f, -0.5f, 1, 0},
     {0, -1, -2.5f, 0, 2.5f, 1, 0}, {0, 1, 1.5f, -2, -1.5f, 1, 0},  {0, 4, 0, -5, 0, 1, 0},
     {0, 2, 4, -2.5f, -5, 0.5f, 1}};
 
-// Whole vectors: those of a short array read and write past its end, by less than 16 floats. What is written there is
-// overwritten by the next array, or lies behind the last.
+// Works on whole vectors: a short array is read and written past its end, by less than 16 floats. The next array
+// overwrites the surplus; after the last array there is slack for it.
 void toom_cook_input(const ToomCookInput &given) {
-    const ToomCookInput q = given; // nothing written changes it
+    const ToomCookInput q = given; // a copy: stores through `out` cannot change it
     for (int t = 0; t < q.times; ++t)
         for (int c = 0; c < q.count; c += W) {
             const size_t at = static_cast<size_t>(c + W <= q.count || c == 0 ? c : q.count - W);
@@ -31,7 +35,7 @@ void toom_cook_input(const ToomCookInput &given) {
         }
 }
 
-// A'm: 1 1 1 1 1 1 0, 0 1 -1 2 -2 -1/2 0, 0 1 1 4 4 1/4 0, 0 1 -1 8 -8 -1/8 1.
+// A'm. The rows of A' are 1 1 1 1 1 1 0, 0 1 -1 2 -2 -1/2 0, 0 1 1 4 4 1/4 0 and 0 1 -1 8 -8 -1/8 1.
 ANYPREC_INLINE void toom_cook_output(const F (&m)[kToomCookPoints], F (&y)[kToomCookOutputs]) {
     const F sum1 = add(m[1], m[2]), difference1 = fma(m[2], set1(-1.0f), m[1]);
     const F sum2 = add(m[3], m[4]), difference2 = fma(m[4], set1(-1.0f), m[3]);

@@ -1,9 +1,17 @@
-// The float half of every kernel, written once over a vector type `F` (and its integer partner `I`) that the including
-// kernels_<isa>.cpp has defined in its own namespace: W lanes, load and store of the first n lanes, fma, add, larger
-// (a > b ? a : b, as maxps does), smaller, to_float. So all instruction sets compute the same expressions; lanes never
-// mix. Included inside an anonymous namespace: each instruction set must keep its own copy.
+// Kernels written once over a vector type: epilogue of a vector, depthwise convolution, max, conversions, lookup
+// offsets.
+// In: `F` (floats) and `I` (int32) of W lanes, with load and store of the first n lanes, fma, add, larger (a > b ? a :
+// b, as maxps), smaller and to_float; the including kernels_<isa>.cpp defines them. Out: functions for its table. All
+// instruction sets compute the same expressions, and lanes never mix, so results agree to the bit (ARITHMETIC.md). Each
+// kernels_<isa>.cpp includes this in its anonymous namespace: the linker must not merge copies compiled with different
+// flags.
+//
+//   channel   c      c+1    ...   c+W-1
+//           +------+------+-----+-------+
+//   row r   | lane | lane | ... | lane  |    one vector: W channels of one output pixel
+//           +------+------+-----+-------+
 
-// y -> clip, residual, clip, memory, codes: what Epilogue says, for lanes c .. c+n of one row.
+// Epilogue from the first clip on, for channels c .. c + n of one row: clip, residual, clip, store, requantize.
 inline void epilogue_after_scale(const Epilogue &e, size_t row, int c, int n, F y) {
     if (e.clip_first)
         y = smaller(larger(y, set1(e.low_first)), set1(e.high_first));
@@ -72,7 +80,7 @@ void depthwise_codes(const DepthwiseRow &d) {
 void maximum(float *best, const void *const *taps, int count, int channels) {
     const auto tap = [taps](int t) { return static_cast<const float *>(taps[t]); };
     int c = 0;
-    for (; c + 4 * W <= channels; c += 4 * W) { // so that a tap's address is asked for less often
+    for (; c + 4 * W <= channels; c += 4 * W) { // four vectors at a time: fewer loads of tap addresses
         F y[4];
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
@@ -113,7 +121,7 @@ void interpolate(const float *a, const float *b, float weight, float *out, int c
     }
 }
 
-// Plain loops that the compiler turns into vectors of the file's instruction set, if asked to.
+// Plain loops that gcc vectorizes for the file's instruction set at O3.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
 #else
@@ -148,8 +156,8 @@ ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int1
         sums[stride * i] = sum_codes(codes + pixel * i, channels);
 }
 
-// The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
-// the offset inside the table.
+// The last groups of a pixel may read past its channels. These codes meet zero weights, and the mask keeps the offset
+// inside the table.
 [[maybe_unused]] void lookup_offsets(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits,
                                      int entry, uint16_t *offsets, int32_t *totals) {
     if (totals)
@@ -164,7 +172,7 @@ ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int1
         }
 }
 
-// The same for two pixels at a time, 1 bit: the second one's four channels above the first one's.
+// The same for two pixels at 1 bit: the second pixel's four channels are the upper four bits of the index.
 [[maybe_unused]] void pixel_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count,
                                          int steps, uint16_t *offsets) {
     const auto bits = [steps](const uint8_t *codes) {

@@ -1,5 +1,5 @@
-// See winograd.h; the transforms themselves are in winograd.inl. Patches are taken in chunks: V of a chunk, then for
-// each block of channels M of the chunk and its outputs.
+// See winograd.h; the transforms are in winograd.inl. Patches are computed in chunks: V of a chunk, then for each block
+// of channels M of the chunk and its outputs.
 #include "winograd.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd
     w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
     for (int r = 0; r < kMaxRows; ++r)
         w->row_offsets[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
-    // A line more, so that the 16 positions of a patch do not fall on the same lines of the cache.
+    // One more cache line, so that the 16 positions of a patch do not map to the same cache set.
     w->position = (chunk * w->row + 63) / 64 * 64 + 64;
     size_t widest = 0;
     for (const Block &block : conv.blocks)
@@ -66,7 +66,7 @@ class WinogradRun {
     void output(const Chunk &chunk, const Block &block, int width, const int32_t *sums) const;
 };
 
-// Calls body(line of patches, first patch in it, how many) for the patches first .. end of an image.
+// Calls body(line of patches, first patch in it, number of patches) for the patches first .. end of an image.
 template <typename Body> void over_lines(int across, int first, int end, Body &&body) {
     while (first < end) {
         const int x = first % across, count = std::min(across - x, end - first);
@@ -75,7 +75,7 @@ template <typename Body> void over_lines(int across, int first, int end, Body &&
     }
 }
 
-// V of the patches first .. end, which belong to the chunk.
+// V of the patches first .. end of a chunk.
 void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *transformed) const {
     WinogradInput in{};
     in.base = arena + c.input.offset + c.input.image * static_cast<size_t>(chunk.image);
@@ -93,7 +93,7 @@ void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *transfo
     });
 }
 
-// M of one block of channels, and what comes of it.
+// M of one block of channels, and its outputs.
 void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *transformed, int32_t *sums) const {
     const TileKernel &kernel = w.kernel->tile;
     const int width = kernel.lanes << block.log2_vectors, patches = chunk.end - chunk.first;
@@ -150,9 +150,9 @@ void WinogradRun::output(const Chunk &chunk, const Block &block, int width, cons
 
 } // namespace
 
-// A task is a run of neighboring chunks, so that a thread has the same part of the image at hand as in the steps
-// before and behind. Where chunks are few for the threads, these share a round of several, cut by blocks too. A task's
-// number is that of its memory, so there are never more tasks in a round than slots.
+// A task is a run of neighboring chunks, so that a thread works on the same part of the image as in the steps before
+// and after. With few chunks per thread, threads share rounds of several chunks, which are cut by blocks too. A task's
+// number selects its slot of memory, so a round has no more tasks than slots.
 void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &threads) {
     const WinogradStep &w = *c.winograd;
     const WinogradRun run(c, arena);

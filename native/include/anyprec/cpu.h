@@ -1,6 +1,6 @@
-// Instruction sets: what this CPU and its operating system can run, and which level the engine uses.
-// In: cpuid and xgetbv, and the user's wish in ANYPREC_ISA. Out: feature names, one level name.
-// Called by bindings.cpp; no Python in here.
+// Instruction sets: what this CPU and its operating system can run, and which level the engine uses. In: cpuid and
+// xgetbv, and the environment variable ANYPREC_ISA. Out: feature names, one level name. Called by engine.cpp and
+// bindings.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace anyprec {
 
-// Names are those of Linux' /proc/cpuinfo, so that a user can compare: "avx2", "avx512_vnni", ...
+// Names as in /proc/cpuinfo on Linux, so that a user can compare: "avx2", "avx512_vnni", ...
 using Features = std::vector<std::string>;
 
-// The registers that decide, as cpuid(leaf, subleaf) gives them. xcr0 is 0 where the operating system keeps no
-// extended state: then none of the features below may be used, whatever cpuid says.
+// The deciding registers, as cpuid(leaf, subleaf) gives them. xcr0 is 0 where the operating system does not save
+// extended registers: then none of the features below can be used, whatever cpuid says.
 struct CpuidWords {
     uint32_t leaf1_ecx = 0;
     uint32_t leaf7_ebx = 0;
@@ -23,23 +23,23 @@ struct CpuidWords {
     uint64_t xcr0 = 0;
 };
 
-// A wish that cannot be met; the message names the wish, what is allowed and what to do.
+// A requested level that cannot be used. The message names the request, what is allowed and what to do.
 struct IsaError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 Features decode_cpuid(const CpuidWords &words);
 
-// Of the machine we run on. cpu_name is empty where the processor does not tell.
+// Of this machine. cpu_name is empty where the processor does not tell.
 const Features &cpu_features();
 std::string cpu_name();
 
-// Level names, slowest first: all we know, and those compiled into this library.
+// Level names, slowest first: all known levels, and those compiled into this library.
 std::vector<std::string> known_isas();
 std::vector<std::string> built_isas();
 
-// The wish if `features` suffice for it, or the best built level if the wish is empty. Throws IsaError.
-// `source` is what error messages call the place the wish comes from.
+// The requested level if `features` suffice for it, or the best built level if nothing is requested. Throws IsaError.
+// `source` names the origin of the request in error messages.
 std::string choose_isa(const std::string &requested, const Features &features,
                        const std::string &source = "ANYPREC_ISA");
 
