@@ -56,7 +56,7 @@ def load(
     A path that exists goes before a name. What is read is kept in memory: changing or deleting the file later changes
     nothing here. max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the
     bytes of prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
-    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as FORMAT.md says, instead of
+    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as ARITHMETIC.md says, instead of
     refusing them.
     """
     max_bits = check_bits(max_bits) if max_bits is not None else 0
