@@ -1,4 +1,4 @@
-// See cpu.h. Compiled without any ISA flag: it must run on the oldest CPU to find out what that one can do.
+// See cpu.h. Compiled without instruction-set flags: it must run on the oldest CPU.
 #include "anyprec/cpu.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ struct Registers {
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// All zero for a leaf this CPU does not have: cpuid itself would answer with those of another leaf.
+// All zero for a leaf that this CPU does not have: cpuid would return another leaf.
 Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
     Registers r;
 #if defined(_MSC_VER)
