@@ -12,8 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
-CPP := $(wildcard native/*.cpp native/*.h)
-SOURCES := $(CPP) $(wildcard native/*.inl)
+SOURCES := $(wildcard native/*.cpp native/*.h native/*.inl native/include/anyprec/*.h)
+CPP := $(SOURCES) $(wildcard native/tests/*.cpp native/tests/*.h native/fuzz/*.cpp bench/*.cpp)
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 

@@ -52,11 +52,11 @@ class Inner:
 
 
 WINOGRAD = 36 / 16  # F(2x2, 3x3): 16 products in place of 36; its transforms are not in the limit
-QUADS = 49 * 16 / (49 * 4)  # four by four outputs of a 7x7 kernel: 49 products of two by two pixels in place of 49 x 16
+TOOM_COOK = 49 * 16 / (49 * 4)  # 4 x 4 outputs of a 7x7 kernel: 49 products of 2 x 2 pixels in place of 49 x 16
 INNERS = {
     "avx2": {
         "fma": Inner(8),
-        "fma in quads": Inner(8, fewer=QUADS),
+        "toom-cook fma": Inner(8, fewer=TOOM_COOK),
         "vpmaddwd": Inner(16, 1, 1),
         "vpmaddubsw, 4 bit": Inner(32, 1, 1),
         "vpmaddubsw, 5 bit": Inner(32, 1, 1),
@@ -71,7 +71,7 @@ INNERS = {
     },
     "avx512": {
         "fma": Inner(16),
-        "fma in quads": Inner(16, fewer=QUADS),
+        "toom-cook fma": Inner(16, fewer=TOOM_COOK),
         "vpdpbusd": Inner(64),
         "vpdpbusd, 8 bit": Inner(64),
         "vpermb, 2 bit": Inner(192, 1, 1),

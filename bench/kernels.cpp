@@ -1,8 +1,8 @@
-// Kernels, checked and timed without a network: every tile kernel of every table this CPU can run, at every number of
-// rows and vectors, against the scalar table bit for bit; then MAC/cycle against the limit of the CPU's ports.
-// Usage: kernels [check|speed], both without a word. Ends with 1 if anything differs. Linked with the engine's library
-// (anyprec_engine in CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
-#include "cpu.h"
+// Checks and times kernels without a network. Check: every tile kernel of every table this CPU can run, at every number
+// of rows and vectors, against the scalar table, bit for bit. Speed: multiply-accumulates per cycle against the limit
+// of the CPU's ports. Usage: bench_kernels [check|speed]; without an argument, both. Exits with 1 if anything differs.
+// Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
+#include "anyprec/cpu.h"
 #include "panels.h"
 
 #include <algorithm>
@@ -39,14 +39,14 @@ std::vector<float> draw_floats(size_t count) {
     return values;
 }
 
-// A weight as a file would hold it, with memory of its own.
-struct Source {
+// A weight as in a file, with its own memory.
+struct TestWeight {
     Graph graph;
     Weight weight;
     std::vector<std::vector<uint8_t>> planes;
     std::vector<float> values;
 
-    Source(int out, int taps, int in, int bits, Draw from = Draw::any) {
+    TestWeight(int out, int taps, int in, int bits, Draw from = Draw::any) {
         weight.shape[0] = out, weight.shape[1] = 1, weight.shape[2] = taps, weight.shape[3] = in;
         weight.count = static_cast<size_t>(out) * taps * in;
         if (bits == 0) {
@@ -68,14 +68,14 @@ struct Source {
     }
 };
 
-// Pixels in the layout one kernel reads, or all pairs of them, and where each one starts.
+// Pixels in the layout of one kernel, or all pairs of them.
 struct Prepared {
     std::vector<uint8_t> bytes;
     size_t stride;
     int count; // of pixels
     bool pairs;
 
-    // What a tile reads whose row r reads pixel(tap, r).
+    // Offsets of a tile whose row r reads pixel(tap, r).
     template <typename Pixel> std::vector<int32_t> offsets(int taps, int rows, Pixel pixel) const {
         std::vector<int32_t> made;
         for (int tap = 0; tap < taps; ++tap)
@@ -89,20 +89,20 @@ struct Prepared {
 };
 
 int steps_of(const TileKernel &kernel, int in) {
-    return (in + kernel.group - 1) / kernel.group;
+    return (in + kernel.step_channels - 1) / kernel.step_channels;
 }
 
-// `pixels` holds `in` codes or floats for each of `count` pixels. What a step reads past the last channel is not zero
-// here: it must not matter.
+// `pixels` holds `in` codes or floats per pixel. What a step reads past the last channel is random here: it must not
+// matter.
 Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::vector<uint8_t> &pixels, int count,
                  int in) {
-    const int steps = steps_of(kernel, in), padded = steps * kernel.group;
+    const int steps = steps_of(kernel, in), padded = steps * kernel.step_channels;
     Prepared to;
     to.stride = static_cast<size_t>(steps) * step_bytes(kernel);
     to.count = count;
-    to.pairs = kernel.input == Input::pairs;
-    if (to.pairs) { // pixel p with pixel q is number p (count + 1) + q; q == count is nothing
-        std::vector<uint8_t> codes(static_cast<size_t>(padded)); // the row of zeros
+    to.pairs = kernel.input == Input::lookup_pairs;
+    if (to.pairs) { // pair (p, q) is number p (count + 1) + q; q == count: none
+        std::vector<uint8_t> codes(static_cast<size_t>(padded)); // the pixel of zeros
         std::vector<PixelPair> all;
         for (int p = 0; p < count; ++p) {
             const std::vector<uint8_t> beyond = draw_codes(static_cast<size_t>(padded - in), 8);
@@ -112,8 +112,8 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
                 all.push_back({p + 1, q == count ? 0 : q + 1});
         }
         to.bytes.resize(to.stride * all.size());
-        kernels.pair_offsets(codes.data(), static_cast<size_t>(padded), all.data(), static_cast<int>(all.size()), steps,
-                             reinterpret_cast<uint16_t *>(to.bytes.data()));
+        kernels.pixel_pair_offsets(codes.data(), static_cast<size_t>(padded), all.data(), static_cast<int>(all.size()),
+                                   steps, reinterpret_cast<uint16_t *>(to.bytes.data()));
         return to;
     }
     to.bytes.resize(to.stride * count);
@@ -130,24 +130,24 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
         else if (kernel.input == Input::wide)
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
         else
-            kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.group, kernel.max_act_bits,
+            kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.step_channels, kernel.max_act_bits,
                                    kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at), nullptr);
     }
     return to;
 }
 
-// All that an epilogue may read or write. Outputs have a guard value between the rows: nothing may be written there.
-struct Finish {
+// Everything an epilogue may read or write. Outputs have guard values between the rows, which must stay.
+struct EpilogueData {
     std::vector<float> scale, shift, residual, out, code_scale, code_shift;
-    std::vector<int32_t> constants, constant_rows; // two rows of constants, in turns
+    std::vector<int32_t> constants, constant_rows; // two rows of constants, alternating
     std::vector<uint8_t> codes;
     Epilogue epilogue;
     size_t stride;
 
-    Finish(int rows, int channels, int bits, int kind) : stride(static_cast<size_t>(channels) + 3) {
+    EpilogueData(int rows, int channels, int bits, int kind) : stride(static_cast<size_t>(channels) + 3) {
         const auto n = static_cast<size_t>(channels);
         scale = draw_floats(n), shift = draw_floats(n), code_scale = draw_floats(n), code_shift = draw_floats(n);
-        residual = draw_floats(stride * (rows - 1) + n); // ends where the tile ends: a sanitiser sees reads beyond
+        residual = draw_floats(stride * (rows - 1) + n); // ends where the tile ends: a sanitizer sees reads beyond
         for (int i = 0; i < 2 * channels; ++i)
             constants.push_back(draw(2001) - 1000);
         for (int r = 0; r < rows; ++r)
@@ -161,7 +161,7 @@ struct Finish {
             epilogue.clip_first = kind & 1, epilogue.clip_second = kind & 2;
         epilogue.low_first = -20, epilogue.high_first = 30, epilogue.low_second = 0, epilogue.high_second = 6;
     }
-    // The same for channels c and later, row r and later, into this object's outputs.
+    // The same from channel c and row r on, with this object's outputs.
     Epilogue at(int r, int c, int kind, const int32_t *window, int window_factor) {
         Epilogue e = epilogue;
         const size_t i = r * stride + c;
@@ -179,14 +179,14 @@ struct Finish {
         e.out = out.data() + i, e.out_stride = stride;
         return e;
     }
-    bool same(const Finish &other) const {
+    bool same(const EpilogueData &other) const {
         return codes == other.codes && std::memcmp(out.data(), other.out.data(), 4 * out.size()) == 0;
     }
 };
 
-// One convolution of a few pixels through a table's kernel. Tap t of row r reads pixel (2 r + t) % count.
-void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &source, int bits,
-              const std::vector<uint8_t> &pixels, int count, int rows_wanted, Finish &finish, int kind) {
+// One convolution of a few pixels with a kernel of a table. Tap t of row r reads pixel (2 r + t) % count.
+void convolve(const Kernels &kernels, const TileKernel &kernel, const TestWeight &source, int bits,
+              const std::vector<uint8_t> &pixels, int count, int rows_wanted, EpilogueData &data, int kind) {
     const int out = source.weight.shape[0], taps = source.weight.shape[2], in = source.weight.shape[3];
     const int steps = steps_of(kernel, in);
     const Prepared input = prepare(kernels, kernel, pixels, count, in);
@@ -202,7 +202,7 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
     for (int b = 0; b < static_cast<int>(blocks.size()); ++b)
         for (int r = 0; r < rows_wanted;) {
             const Block &block = blocks[static_cast<size_t>(b)];
-            const int rows = std::min(kernel.rows[block.shift], rows_wanted - r);
+            const int rows = std::min(kernel.max_rows[block.log2_vectors], rows_wanted - r);
             const std::vector<int32_t> offsets =
                 input.offsets(taps, rows, [&](int tap, int i) { return (2 * (r + i) + tap) % count; });
             Tile tile{};
@@ -210,20 +210,20 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const Source &so
             tile.taps = taps, tile.steps = steps, tile.channels = block.channels;
             set_panel(tile, panel, blocks, 0, b);
             tile.epilogue =
-                finish.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor(kernel, bits));
-            kernel.tiles[block.shift][rows - 1](tile);
+                data.at(r, block.first, kind, kernel.window ? window.data() : nullptr, window_factor(kernel, bits));
+            kernel.tiles[block.log2_vectors][rows - 1](tile);
             r += rows;
         }
 }
 
-// With `weights` lowest or highest, all codes are as large as the kernel allows: sums that are too narrow overflow.
+// With `weights` lowest or highest, all codes are as large as the kernel allows, so that narrow sums would overflow.
 bool check_tile(const Kernels &kernels, const TileKernel &kernel, int rows, int out, int in, int taps, int kind,
                 Draw weights = Draw::any) {
     const Kernels &scalar = *kernels_scalar();
     const bool floats = kernel.coding == Coding::floats, any = weights == Draw::any;
     const int bits = floats ? 0 : any ? 1 + draw(kernel.max_weight_bits) : kernel.max_weight_bits;
     const int act_bits = floats ? 8 : any ? 1 + draw(kernel.max_act_bits) : kernel.max_act_bits;
-    const Source source(out, taps, in, bits, weights);
+    const TestWeight source(out, taps, in, bits, weights);
     const int count = 2 * rows + 3;
     std::vector<uint8_t> pixels;
     if (floats) {
@@ -233,7 +233,7 @@ bool check_tile(const Kernels &kernels, const TileKernel &kernel, int rows, int 
     } else {
         pixels = draw_codes(static_cast<size_t>(count) * in, act_bits, any ? Draw::any : Draw::highest);
     }
-    Finish expected(rows, out, act_bits, kind), got = expected;
+    EpilogueData expected(rows, out, act_bits, kind), got = expected;
     convolve(scalar, floats ? *scalar.floats : *scalar.integer[0], source, bits, pixels, count, rows, expected, kind);
     convolve(kernels, kernel, source, bits, pixels, count, rows, got, kind);
     if (got.same(expected))
@@ -255,9 +255,10 @@ int check_tiles(const Kernels &kernels) {
     int wrong = 0, kind = 0;
     for (const TileKernel *kernel : tile_kernels(kernels)) {
         int cases = 0;
-        for (int shift = 0; shift <= kernel->shifts; ++shift) {
-            const int full = kernel->lanes << shift, below = shift ? full / 2 : 0; // below + 1 .. full take this shift
-            for (int rows = 1; rows <= kernel->rows[shift]; ++rows)
+        for (int shift = 0; shift <= kernel->max_log2_vectors; ++shift) {
+            const int full = kernel->lanes << shift,
+                      below = shift ? full / 2 : 0; // below + 1 .. full channels give this block
+            for (int rows = 1; rows <= kernel->max_rows[shift]; ++rows)
                 for (int out : {full, below + 1, full - 1, full + 3})
                     for (int in : {1, 3, 16, 37, 130})
                         for (int taps : {1, 3, 9}) {
@@ -266,7 +267,7 @@ int check_tiles(const Kernels &kernels) {
                         }
             const int longest = static_cast<int>(std::min<int64_t>(kernel->max_k, 20000));
             for (Draw weights : {Draw::lowest, Draw::highest})
-                for (int rows = 1; rows <= kernel->rows[shift]; ++rows, ++cases)
+                for (int rows = 1; rows <= kernel->max_rows[shift]; ++rows, ++cases)
                     wrong += !check_tile(kernels, *kernel, rows, below + 1, longest, 1, 0, weights);
         }
         std::printf("%-7s %-19s %d cases\n", kernels.isa, kernel->name, cases);
@@ -274,7 +275,7 @@ int check_tiles(const Kernels &kernels) {
     return wrong;
 }
 
-// The row functions at every count that leaves a part of a vector.
+// The vector kernels at every count, with partial vectors.
 int check_rows(const Kernels &kernels) {
     const Kernels &scalar = *kernels_scalar();
     int wrong = 0;
@@ -295,23 +296,23 @@ int check_rows(const Kernels &kernels) {
                 code_offsets.push_back(draw(7) * n);
                 float_offsets.push_back(4 * code_offsets.back());
             }
-            Finish start(pixels, n, bits, kind);
+            EpilogueData start(pixels, n, bits, kind);
             const auto compare = [&](const char *what, auto run) {
-                Finish expected = start, got = start;
+                EpilogueData expected = start, got = start;
                 run(scalar, expected), run(kernels, got);
                 expect(got.same(expected), what, n);
             };
-            compare("depth_codes", [&](const Kernels &k, Finish &f) {
-                k.depth_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(),
-                               f.at(0, 0, kind, nullptr, 0)});
+            compare("depthwise_codes", [&](const Kernels &k, EpilogueData &f) {
+                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(),
+                                   f.at(0, 0, kind, nullptr, 0)});
             });
             const auto *bytes = reinterpret_cast<const uint8_t *>(values.data());
-            compare("depth_floats", [&](const Kernels &k, Finish &f) {
-                k.depth_floats(
+            compare("depthwise_floats", [&](const Kernels &k, EpilogueData &f) {
+                k.depthwise_floats(
                     {bytes, float_offsets.data(), taps, pixels, n, weights.data(), f.at(0, 0, kind, nullptr, 0)});
             });
-            compare("finish", [&](const Kernels &k, Finish &f) {
-                k.finish(values.data(), count, pixels, n, f.at(0, 0, kind, nullptr, 0));
+            compare("epilogue", [&](const Kernels &k, EpilogueData &f) {
+                k.epilogue(values.data(), count, pixels, n, f.at(0, 0, kind, nullptr, 0));
             });
         }
         const std::vector<float> a = draw_floats(count), b = draw_floats(count);
@@ -327,7 +328,8 @@ int check_rows(const Kernels &kernels) {
                 k.maximum(to.data(), of, taps, n);
             });
         compare("accumulate", a, [&](const Kernels &k, auto &to) { k.accumulate(to.data(), b.data(), n); });
-        compare("mix", a, [&](const Kernels &k, auto &to) { k.mix(a.data(), b.data(), 0.3f, to.data(), n); });
+        compare("interpolate", a,
+                [&](const Kernels &k, auto &to) { k.interpolate(a.data(), b.data(), 0.3f, to.data(), n); });
         compare("maximum_codes", codes, [&](const Kernels &k, auto &to) {
             const void *of[] = {more.data(), codes.data()};
             k.maximum_codes(to.data(), of, 2, n);
@@ -362,20 +364,20 @@ double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A chain of additions takes one cycle each, whatever the clock is doing now.
+// A chain of additions takes one cycle each, whatever the clock rate.
 uint64_t chain(int length) {
     uint64_t x = 1;
     for (int i = 0; i < length; ++i) {
 #if defined(__GNUC__)
-        __asm__ volatile("" : "+r"(x)); // or the compiler would sum the chain up itself
+        __asm__ volatile("" : "+r"(x)); // otherwise the compiler would compute the sum
 #endif
         x += 1;
     }
     return x;
 }
 
-// The best tenth of many short slices, for kernel and chain alike: other processes interrupt some slices, and one on
-// the same core takes ports from the kernel but not from the chain, so that a median would blame the kernel for it.
+// The best tenth of many short slices, for kernel and chain alike. Other processes interrupt some slices, and one on
+// the same core takes ports from the kernel but not from the chain: a median would count that against the kernel.
 template <typename Run> double cycles(Run run) {
     const int length = 20000;
     double start = seconds();
@@ -396,27 +398,28 @@ template <typename Run> double cycles(Run run) {
     return kernel[20] / clock[20];
 }
 
-// Multiply-accumulates of one multiply or look-up, times how many of those a cycle starts: two, but one vpermb. CPUs
-// with three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
+// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one vpermb. CPUs with
+// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
 int port_limit(const TileKernel &kernel) {
-    const int products = kernel.lanes * kernel.group;
+    const int products = kernel.lanes * kernel.step_channels;
     const bool widens =
-        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // a multiply more
-    if (kernel.input == Input::pairs)
-        return 4 * products; // two pixels; three ports reach half of it, for two thirds of the work are additions
+        kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
+    if (kernel.input == Input::lookup_pairs)
+        return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
 }
 
 void time_tiles(const Kernels &kernels) {
     for (const TileKernel *kernel : tile_kernels(kernels))
-        for (int shift = 0; shift <= kernel->shifts; ++shift) {
-            const int rows = kernel->rows[shift], out = kernel->lanes << shift, limit = port_limit(*kernel), taps = 9;
+        for (int shift = 0; shift <= kernel->max_log2_vectors; ++shift) {
+            const int rows = kernel->max_rows[shift], out = kernel->lanes << shift, limit = port_limit(*kernel),
+                      taps = 9;
             std::printf("%-7s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
             for (int in : {64, 256}) {
                 const int bits = kernel->max_weight_bits, act_bits = std::max(1, kernel->max_act_bits);
-                const Source source(out, taps, in, bits);
+                const TestWeight source(out, taps, in, bits);
                 const int count = 2 * rows + 3;
-                std::vector<uint8_t> pixels(4 * static_cast<size_t>(count) * in); // zeros will do for floats
+                std::vector<uint8_t> pixels(4 * static_cast<size_t>(count) * in); // zeros suffice for floats
                 if (bits)
                     pixels = draw_codes(static_cast<size_t>(count) * in, act_bits);
                 const Prepared input = prepare(kernels, *kernel, pixels, count, in);
@@ -424,12 +427,12 @@ void time_tiles(const Kernels &kernels) {
                 const std::vector<int32_t> window(kMaxRows, 5);
                 const std::vector<int32_t> offsets =
                     input.offsets(taps, rows, [&](int tap, int r) { return (r + tap) % count; });
-                Finish finish(rows, out, act_bits, 0);
+                EpilogueData data(rows, out, act_bits, 0);
                 Tile tile{};
                 tile.base = input.bytes.data(), tile.offsets = offsets.data();
                 tile.taps = taps, tile.steps = steps_of(*kernel, in), tile.channels = out;
                 set_panel(tile, panel, cut_blocks(*kernel, out, taps, tile.steps), 0, 0);
-                tile.epilogue = finish.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
+                tile.epilogue = data.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];
                 const double rate = static_cast<double>(taps) * in * out * rows / cycles([&] { function(tile); });
@@ -442,7 +445,7 @@ void time_tiles(const Kernels &kernels) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const std::string wish = argc > 1 ? argv[1] : "";
+    const std::string command = argc > 1 ? argv[1] : "";
     int wrong = 0;
     for (const Kernels *kernels : {kernels_scalar(), kernels_avx2(), kernels_avx512()}) {
         try {
@@ -451,12 +454,12 @@ int main(int argc, char **argv) {
             std::printf("%-7s not on this CPU\n", kernels->isa);
             continue;
         }
-        if (wish != "speed")
+        if (command != "speed")
             wrong += check_tiles(*kernels) + check_rows(*kernels);
-        if (wish != "check" && kernels != kernels_scalar())
+        if (command != "check" && kernels != kernels_scalar())
             time_tiles(*kernels);
     }
-    if (wish != "speed")
+    if (command != "speed")
         std::printf(wrong ? "%d cases differ from scalar\n" : "all equal to scalar\n", wrong);
     return wrong != 0;
 }

@@ -1,5 +1,5 @@
-// The extension module anyprec._native: the only file that sees Python. It converts and forwards, nothing else.
-// Its Python face is typed in src/anyprec/_native.pyi; anyprec.run calls it.
+// The extension module anyprec._native: the only file that sees Python. It only converts and forwards. Its Python
+// interface is typed in src/anyprec/_native.pyi; anyprec.run calls it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,8 +10,8 @@
 #include <climits>
 #include <thread>
 
-#include "cpu.h"
-#include "engine.h"
+#include "anyprec/cpu.h"
+#include "anyprec/engine.h"
 #include "finite.h"
 #include "json_numbers.h"
 #include "reader.h"

@@ -23,7 +23,7 @@ struct Tables {
                 rows[row][i] = (rows[row - 1][i] >> 8) ^ rows[0][rows[row - 1][i] & 255];
     }
 };
-constexpr Tables kTables; // made by the compiler: no thread finds another one at it after a fork
+constexpr Tables kTables; // computed at compile time: no initialization that a fork could interrupt
 
 inline uint32_t eight_bytes(uint32_t crc, const uint8_t *bytes) {
     const auto &t = kTables.rows;
@@ -56,8 +56,8 @@ uint32_t shift_by(size_t bytes) {
 
 } // namespace
 
-// Each step looks eight bytes up in a table each, and waits for the step before. So the four quarters of a long run of
-// bytes take turns, and are put together in the end: 3 to 4 GB/s instead of 1.5.
+// Each step looks up eight bytes in a table each, and depends on the step before. So a long run is computed in four
+// interleaved quarters, which are combined at the end: 3 to 4 GB/s instead of 1.5.
 uint32_t crc32(const uint8_t *bytes, size_t size) {
     uint32_t crc = ~uint32_t(0);
     if (size >= 1 << 14) {

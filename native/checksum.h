@@ -1,5 +1,5 @@
-// CRC-32, as zlib and PNG have it: of the graph's text and of every tensor (FORMAT.md sections 1 and 2).
-// In: bytes. Out: the checksum, or its eight hex digits. Used by the reader.
+// CRC-32, as in zlib and PNG, for the text of GRAPH and for every tensor (FORMAT.md, sections 1 and 2). In: bytes. Out:
+// the checksum, or its eight hex digits. Used by the reader.
 #pragma once
 
 #include <cstddef>

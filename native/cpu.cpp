@@ -1,5 +1,5 @@
-// See cpu.h. Compiled without any ISA flag: it must run on the oldest CPU to find out what that one can do.
-#include "cpu.h"
+// See cpu.h. Compiled without instruction-set flags: it must run on the oldest CPU.
+#include "anyprec/cpu.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -68,7 +68,7 @@ struct Registers {
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// All zero for a leaf this CPU does not have: cpuid itself would answer with those of another leaf.
+// All zero for a leaf that this CPU does not have: cpuid would return another leaf.
 Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
     Registers r;
 #if defined(_MSC_VER)
@@ -186,31 +186,32 @@ std::vector<std::string> built_isas() {
     return names;
 }
 
-std::string choose_isa(const std::string &wish, const Features &features, const std::string &source) {
+std::string choose_isa(const std::string &requested, const Features &features, const std::string &source) {
     std::vector<std::string> runnable;
     for (const Level &level : levels())
         if (level.built && missing(level, features).empty())
             runnable.push_back(level.name);
-    if (wish.empty())
+    if (requested.empty())
         return runnable.back(); // never empty: scalar is always built and needs nothing
 
-    const auto level = std::find_if(levels().begin(), levels().end(), [&](const Level &l) { return l.name == wish; });
+    const auto level =
+        std::find_if(levels().begin(), levels().end(), [&](const Level &l) { return l.name == requested; });
     if (level == levels().end())
-        throw IsaError(source + "=" + wish + " is no instruction set anyprec knows (" + join(known_isas()) +
+        throw IsaError(source + "=" + requested + " is no instruction set anyprec knows (" + join(known_isas()) +
                        "); choose one of " + join(runnable) + ", or unset it");
     if (!level->built)
-        throw IsaError(source + "=" + wish + " is not built into this copy of anyprec, which has " +
+        throw IsaError(source + "=" + requested + " is not built into this copy of anyprec, which has " +
                        join(built_isas()) + "; choose one of " + join(runnable) + ", or unset it");
     const Features lacking = missing(*level, features);
     if (!lacking.empty())
-        throw IsaError(source + "=" + wish + " cannot run on this CPU, which lacks " + join(lacking) +
+        throw IsaError(source + "=" + requested + " cannot run on this CPU, which lacks " + join(lacking) +
                        "; choose one of " + join(runnable) + ", or unset it");
-    return wish;
+    return requested;
 }
 
 std::string isa() {
-    const char *wish = std::getenv("ANYPREC_ISA");
-    return choose_isa(wish ? wish : "", cpu_features());
+    const char *requested = std::getenv("ANYPREC_ISA");
+    return choose_isa(requested ? requested : "", cpu_features());
 }
 
 } // namespace anyprec

@@ -1,6 +1,6 @@
-// See engine.h. Plans and panels are made on first use under one mutex and then only read; every call has an arena of
-// its own from a stock, so calls do not wait for each other.
-#include "engine.h"
+// See engine.h. Plans and panels are made on first use under one mutex and are then read-only. Every call takes an
+// arena of its own from a pool, so calls do not wait for each other.
+#include "anyprec/engine.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "cpu.h"
+#include "anyprec/cpu.h"
 #include "execute.h"
 #include "fork.h"
 #include "kernels.h"
@@ -37,11 +37,11 @@ const Kernels &kernels_for(const std::string &isa) {
     return *kernels_scalar();
 }
 
-// What is kept for the next call. A larger arena goes back to the system after its call; tables: see drop_large_tables.
+// Memory kept for the next call. A larger arena is freed after its call; for tables see drop_large_tables.
 constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
 
-// Memory that comes fresh from the system for every call: with pages of 2 MiB, where it has them, to get it takes a
-// tenth of the time (0.1 ms a MiB instead of 1).
+// For memory that is allocated anew on every call: huge pages (2 MiB) reduce page faults to a tenth of the time (0.1 ms
+// per MiB instead of 1).
 void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
     constexpr uintptr_t kPage = uintptr_t(2) << 20;
@@ -53,7 +53,7 @@ void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t byt
 }
 
 struct Arena {
-    std::unique_ptr<uint8_t[]> storage; // not cleared: pages that are never touched cost nothing
+    std::unique_ptr<uint8_t[]> storage; // not cleared: untouched pages cost nothing
     uint8_t *data = nullptr;
     size_t bytes = 0;
 
@@ -74,17 +74,17 @@ struct Model::Impl : Forkable {
     size_t budget = 0;
     ThreadPool pool;
 
-    std::mutex mutex; // guards all that follows, and the file's planes
-    // Plans by last use, newest first. They own their panels together; `panels` knows them for sharing.
+    std::mutex mutex; // guards all members below, and the file's planes
+    // Plans by last use, most recent first. Plans share ownership of panels; `panels` finds those that exist.
     std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
     std::map<std::tuple<int, int, const TileKernel *, int>, std::weak_ptr<const Panel>> panels;
-    std::vector<std::unique_ptr<Arena>> arenas; // not in use now
+    std::vector<std::unique_ptr<Arena>> arenas; // not in use
     size_t arena_total = 0;
-    size_t table_total = 0; // of all plans kept
-    // uint8 images: value of every byte, by channel.
+    size_t table_total = 0; // of all plans in `plans`
+    // uint8 images: the float value of every byte, by channel.
     std::vector<float> byte_values; // [channel][256]
 
-    // A child of a fork goes on with the plans, panels and free arenas there were.
+    // The child of a fork keeps all plans, panels and free arenas.
     void before_fork() override { mutex.lock(); }
     void after_fork_in_parent() override { mutex.unlock(); }
     void after_fork_in_child() override;
@@ -106,7 +106,7 @@ struct Model::Impl : Forkable {
 
 void Model::Impl::after_fork_in_child() {
     pool.after_fork_in_child();
-    arena_total = 0; // those of calls that ran in other threads are lost
+    arena_total = 0; // arenas of calls in other threads are lost
     for (const std::unique_ptr<Arena> &arena : arenas)
         arena_total += arena->bytes;
     mutex.unlock();
@@ -118,7 +118,7 @@ std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const Tile
     if (!found) {
         const Weight &w = graph().weights[static_cast<size_t>(weight)];
         found = std::make_shared<const Panel>(kernel ? build_panel(graph(), w, *kernel, bits, groups)
-                                                     : build_depth_panel(graph(), w, bits));
+                                                     : build_depthwise_panel(graph(), w, bits));
         known = found;
     }
     return found;
@@ -132,10 +132,10 @@ size_t Model::Impl::held() const {
     return bytes;
 }
 
-// Forgets the plans that were not used for longest until the panels fit; the newest always stays. A plan in the middle
-// of a call lives on until the call ends.
+// Drops the least recently used plans until the panels fit the budget; the most recent one stays. A plan in use lives
+// until its call ends.
 void Model::Impl::keep_to_budget() {
-    constexpr size_t kMostPlans = 64; // input sizes times profiles; each is small, but a caller may try thousands
+    constexpr size_t kMostPlans = 64; // input sizes times profiles; plans are small, but a caller may try thousands
     while (plans.size() > 1 && (plans.size() > kMostPlans || (budget && held() > budget))) {
         table_total -= plans.back().second->table_bytes;
         plans.pop_back();
@@ -143,8 +143,8 @@ void Model::Impl::keep_to_budget() {
     drop_large_tables();
 }
 
-// Tables grow with the image: 36 MiB for a 3x3 convolution of 1024 x 1024 pixels. A plan for one huge image goes as
-// soon as another is in use, the largest first; one that is used again and again stays.
+// Tables grow with the image: 36 MiB for a 3x3 convolution of 1024 x 1024 pixels. The plan of one huge image is dropped
+// when another plan is used, the largest first; a plan that is used repeatedly stays.
 void Model::Impl::drop_large_tables() {
     while (table_total > kKeptTables && plans.size() > 1) {
         const auto largest = std::max_element(std::next(plans.begin()), plans.end(), [](const auto &a, const auto &b) {
@@ -176,7 +176,7 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
 }
 
 std::unique_ptr<Arena> Model::Impl::take_arena(size_t bytes) {
-    // The smallest that is large enough; else a new one replaces the largest that is too small.
+    // The smallest that is large enough. Otherwise a new one replaces the largest of the small ones.
     auto best = arenas.end();
     for (auto it = arenas.begin(); it != arenas.end(); ++it)
         if ((*it)->bytes >= bytes && (best == arenas.end() || (*it)->bytes < (*best)->bytes))
@@ -222,7 +222,7 @@ void Model::Impl::check_images(const Images &images) const {
             "this model file does not say how uint8 images become floats; give float32, or pack it with image=");
 }
 
-// One line of pixels, each channel of which `at(channel, x)` gives.
+// Writes one line of pixels; at(channel, x) gives each value.
 template <typename At> void fill_line(float *to, int width, int channels, const At &at) {
     if (channels == 3) {
         for (int x = 0; x < width; ++x, to += 3) {
@@ -238,17 +238,18 @@ template <typename At> void fill_line(float *to, int width, int channels, const 
 }
 
 void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *arena) const {
-    const Place &place = plan.places[0];
-    const Frame &frame = plan.frame;
+    const Buffer &buffer = plan.buffers[0];
+    const PaddedInput &padded = plan.padded_input;
     const size_t plane = static_cast<size_t>(images.h) * images.w, channels = static_cast<size_t>(images.c);
-    const size_t line = channels * static_cast<size_t>(images.w), framed = channels * static_cast<size_t>(frame.width);
+    const size_t line = channels * static_cast<size_t>(images.w),
+                 padded_line = channels * static_cast<size_t>(padded.width);
     for (int n = 0; n < images.n; ++n) {
-        float *zeros = reinterpret_cast<float *>(arena + place.offset + place.image * static_cast<size_t>(n));
-        float *to = zeros + place.pixel / 4 + framed * static_cast<size_t>(frame.top) + channels * frame.left;
-        float *const end = zeros + place.pixel / 4 * (static_cast<size_t>(place.pixels) + 1);
-        std::fill(zeros, to, 0.0f); // the row of zeros, and the frame down to the first pixel
-        for (int y = 0; y < images.h; ++y, to += framed) {
-            const size_t at = static_cast<size_t>(n) * plane * channels; // of the image
+        float *zeros = reinterpret_cast<float *>(arena + buffer.offset + buffer.image * static_cast<size_t>(n));
+        float *to = zeros + buffer.pixel / 4 + padded_line * static_cast<size_t>(padded.top) + channels * padded.left;
+        float *const end = zeros + buffer.pixel / 4 * (static_cast<size_t>(buffer.pixels) + 1);
+        std::fill(zeros, to, 0.0f); // the pixel of zeros, and padding up to the first pixel
+        for (int y = 0; y < images.h; ++y, to += padded_line) {
+            const size_t at = static_cast<size_t>(n) * plane * channels; // start of the image
             const size_t first = at + static_cast<size_t>(y) * (images.channels_first ? images.w : line);
             const size_t pixel = images.channels_first ? 1 : channels, channel = images.channels_first ? plane : 1;
             if (images.bytes) {
@@ -263,7 +264,7 @@ void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *ar
                 std::memcpy(to, static_cast<const float *>(images.data) + first, 4 * line);
             }
             const bool last = y + 1 == images.h;
-            std::fill(to + line, last ? end : to + framed, 0.0f); // to where the next line begins
+            std::fill(to + line, last ? end : to + padded_line, 0.0f); // padding up to the next line
         }
     }
 }
@@ -375,8 +376,8 @@ std::vector<OutputShape> Model::output_shapes(int n, int h, int w) const {
 void Model::run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel) {
     const Graph &graph = impl_->graph();
     impl_->check_images(images);
-    // A large batch goes through in groups whose working memory stays near the second-level cache: faster than all
-    // at once, and the memory a call takes does not grow with its batch.
+    // A large batch is computed in groups whose working memory stays near the L2 cache. That is faster than all at
+    // once, and the memory of a call does not grow with its batch.
     constexpr size_t kGroupBytes = size_t(4) << 20;
     int group = images.n;
     if (images.n > 1) {
@@ -397,7 +398,7 @@ void Model::run(const Images &images, int profile, int threads, float *const *ou
     }
 }
 
-// Runs one group and moves the targets behind what it wrote.
+// Runs one group, and advances the targets past what it wrote.
 void Model::Impl::run_group(const Images &images, int profile, int threads, std::vector<float *> &targets,
                             const CancelToken *cancel) {
     std::shared_ptr<const Plan> plan;
@@ -411,13 +412,13 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
     fill_input(*plan, images, arena->data);
     Threads team{pool, threads};
     const bool done =
-        run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // throws nothing: the arena goes back
+        run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // does not throw: the arena is always given back
     for (size_t i = 0; done && i < targets.size(); ++i) {
         const auto value = static_cast<size_t>(graph().outputs[i]);
-        const Place &place = plan->places[value];
-        const size_t count = static_cast<size_t>(place.pixels) * static_cast<size_t>(plan->shapes[value].c);
+        const Buffer &buffer = plan->buffers[value];
+        const size_t count = static_cast<size_t>(buffer.pixels) * static_cast<size_t>(plan->shapes[value].c);
         for (int n = 0; n < images.n; ++n, targets[i] += count) {
-            const uint8_t *from = arena->data + place.offset + place.image * static_cast<size_t>(n) + place.pixel;
+            const uint8_t *from = arena->data + buffer.offset + buffer.image * static_cast<size_t>(n) + buffer.pixel;
             if (plan->codes[value])
                 std::copy(from, from + count, targets[i]);
             else
@@ -430,8 +431,8 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {
-    static const char *const kinds[] = {"prepare",  "conv",   "finish",  "dequantize", "concat", "max_pool",
-                                        "avg_pool", "resize", "softmax", "flatten",    "pad"};
+    static const char *const kinds[] = {"prepare",  "conv",   "elementwise", "dequantize", "concat", "max_pool",
+                                        "avg_pool", "resize", "softmax",     "flatten",    "pad"};
     impl_->check_images(images);
     std::shared_ptr<const Plan> plan;
     {
@@ -459,7 +460,7 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
         if (s.conv) {
             const ConvStep &c = *s.conv;
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
-                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.pooled ? ", pool" : "");
+                        (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.fused_pool ? ", pool" : "");
             info.products =
                 int64_t(images.n) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }

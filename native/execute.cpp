@@ -1,4 +1,4 @@
-// See execute.h. Here: the steps in order, and those that take one pixel at a time.
+// See execute.h. This file: the order of the steps, and the steps that compute one pixel at a time.
 #include "execute.h"
 
 #include <chrono>
@@ -7,7 +7,7 @@
 
 namespace anyprec {
 
-void Run::finish(const Step &s) const {
+void Run::elementwise(const Step &s) const {
     const int channels = s.shape.c;
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const size_t from = static_cast<size_t>(first) * channels;
@@ -21,8 +21,8 @@ void Run::finish(const Step &s) const {
             e.codes = pixels(s.out, n) + from;
         else
             e.out = reinterpret_cast<float *>(pixels(s.out, n)) + from;
-        kernels.finish(reinterpret_cast<const float *>(pixels(s.inputs[0], n)) + from, static_cast<size_t>(channels),
-                       end - first, channels, e);
+        kernels.epilogue(reinterpret_cast<const float *>(pixels(s.inputs[0], n)) + from, static_cast<size_t>(channels),
+                         end - first, channels, e);
     });
 }
 
@@ -38,7 +38,7 @@ void Run::dequantize(const Step &s) const {
         e.shift = s.shift.data();
         e.out = out + from;
         e.out_stride = static_cast<size_t>(channels);
-        kernels.finish(out + from, static_cast<size_t>(channels), end - first, channels, e);
+        kernels.epilogue(out + from, static_cast<size_t>(channels), end - first, channels, e);
     });
 }
 
@@ -46,7 +46,7 @@ void Run::concat(const Step &s) const {
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
             uint8_t *to = pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p);
-            for (const Place &input : s.inputs) {
+            for (const Buffer &input : s.inputs) {
                 std::memcpy(to, pixels(input, n) + input.pixel * static_cast<size_t>(p), input.pixel);
                 to += input.pixel;
             }
@@ -56,9 +56,9 @@ void Run::concat(const Step &s) const {
 
 namespace {
 
-// exp(t) for t <= 0 by operations that every machine rounds alike; FORMAT.md, softmax.
+// exp(t) for t <= 0, by operations that every machine rounds the same way: ARITHMETIC.md, section 6.
 double exact_exp(double t) {
-    if (!(t >= -700)) // and NaN
+    if (!(t >= -700)) // also NaN
         return t < -700 ? 0 : t;
     const double m = std::nearbyint(t * 1.4426950408889634);
     const double r = (t - m * 0.6931471803691238) - m * 1.9082149292705877e-10;
@@ -90,7 +90,7 @@ void Run::softmax(const Step &s) const {
 }
 
 void Run::flatten(const Step &s) const {
-    const Place &from = s.inputs[0];
+    const Buffer &from = s.inputs[0];
     const int channels = s.input_shapes[0].c;
     threads.run(plan.images, [&](int n) {
         const uint8_t *x = pixels(from, n);
@@ -111,7 +111,7 @@ void Run::flatten(const Step &s) const {
 void Run::pad(const Step &s) const {
     const Op &op = *s.op;
     const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
+    const Buffer &from = s.inputs[0];
     threads.run(plan.images, [&](int n) {
         std::memset(pixels(s.out, n), 0, s.out.pixel * static_cast<size_t>(s.out.pixels));
         for (int y = 0; y < in.h; ++y)
@@ -129,8 +129,8 @@ void Run::step(const Step &s) const {
         return prepare(*s.prepare);
     case Step::Kind::conv:
         return conv(*s.conv);
-    case Step::Kind::finish:
-        return finish(s);
+    case Step::Kind::elementwise:
+        return elementwise(s);
     case Step::Kind::dequantize:
         return dequantize(s);
     case Step::Kind::concat:

@@ -1,54 +1,54 @@
-// Runs the steps of a plan. In: a Plan and an arena with the input in place. Out: the arena with all outputs in place.
-// Convolutions are in execute_conv.cpp, pools and resize in execute_window.cpp, the rest in execute.cpp; the arithmetic
-// is in the kernels, or portable and exact as FORMAT.md section 3 has it. Called by engine.cpp. Allocates nothing.
+// Runs the steps of a plan. In: a Plan, and an arena that holds the input. Out: the arena holds all outputs.
+// Convolutions are in execute_conv.cpp, pools and resize in execute_pool.cpp, other steps in execute.cpp. The
+// arithmetic is in the kernels, or in portable code as ARITHMETIC.md says. Called by engine.cpp. Allocates nothing.
 #pragma once
 
 #include <algorithm>
 
-#include "engine.h"
+#include "anyprec/engine.h"
 #include "plan.h"
 #include "threads.h"
 
 namespace anyprec {
 
-// Computes all steps; value 0 must be in the arena already. `seconds`, if given, gets the time of every step. False:
-// `cancel` said so between two steps, and the outputs are not there.
+// Computes all steps; value 0 must be in the arena. `seconds`, if given, gets the time of every step. Returns false if
+// `cancel` was set between two steps; outputs are then not computed.
 bool run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds = nullptr,
               const CancelToken *cancel = nullptr);
 
-// The epilogue of a convolution for image n, from output pixel `row` and channel `channel` on; without window sums.
+// The epilogue of a convolution for image n, starting at output pixel `row` and channel `channel`; without window sums.
 Epilogue epilogue_at(const ConvStep &c, uint8_t *arena, int n, int row, int channel);
 
-// Sets what `turns` tiles fetch while they read `bytes` of a convolution's panel, from tile.panel on: weights that lie
-// a certain way ahead, in this panel while the first rows are computed, in the next one while the last are. `first` and
-// `last` say which these are. Returns how much tile.ahead moves from one of the tiles to the next.
-size_t set_ahead(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last);
+// Sets what `turns` tiles prefetch while they read `bytes` of a convolution's panel, starting at tile.panel. While the
+// first rows are computed (`first`) that is a later part of the same panel; while the last rows are (`last`), the panel
+// of the next convolution. Returns by how much tile.prefetch_from advances per tile.
+size_t set_prefetch(Tile &tile, const ConvStep &c, size_t bytes, int turns, bool first, bool last);
 
-// Lines first .. end of a max pool's result, out of lines of its input: `from` is line `from_line` of that.
+// Lines first .. end of a max pool's result. `from` is line `from_line` of its input.
 struct PoolLines {
     const Op &op;
     Shape in, out;
     bool codes;
-    size_t pixel; // bytes, of input and result
+    size_t pixel; // bytes of a pixel, of input and result
     void run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const;
 };
 
-class QuadLines;
+class ToomCookLines;
 
-// One run; everything in it works on whole rows of channels.
+// One run of a plan.
 struct Run {
     const Plan &plan;
     const Kernels &kernels;
     uint8_t *arena;
     Threads &threads;
 
-    uint8_t *image(const Place &p, int n) const { return arena + p.offset + p.image * static_cast<size_t>(n); }
-    uint8_t *pixels(const Place &p, int n) const { return image(p, n) + p.pixel; } // behind the row of zeros
+    uint8_t *image(const Buffer &p, int n) const { return arena + p.offset + p.image * static_cast<size_t>(n); }
+    uint8_t *pixels(const Buffer &p, int n) const { return image(p, n) + p.pixel; } // after the pixel of zeros
 
-    // Calls body(image, first pixel, end pixel) for pieces of all images' pixels.
+    // Calls body(image, first pixel, end pixel) for pieces of the pixels of all images.
     template <typename Body> void over_pixels(int count, Body &&body) const {
         if (count == 0)
-            return; // pairs of pixels, where every tap is outside the image
+            return; // no pairs of pixels: every tap is outside the image
         const int piece = threads.count > 1 ? std::max(16, (count + threads.count - 1) / threads.count) : count;
         const int pieces = (count + piece - 1) / piece;
         threads.run(plan.images * pieces, [&](int task) {
@@ -62,19 +62,20 @@ struct Run {
     void conv(const ConvStep &c) const;
     void windows(const ConvStep &c) const;
     void tiles(const ConvStep &c, int n, int part, int parts, int first, int end, float *out = nullptr) const;
-    void pooled_conv(const ConvStep &c) const;
-    void pooled_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines, const QuadLines *quads) const;
-    void quad_conv(const ConvStep &c) const;
-    uint8_t *quad_slot(const ConvStep &c, int task) const;
-    void depth_tiles(const ConvStep &c, int n, int part, int parts) const;
+    void conv_with_pool(const ConvStep &c) const;
+    void conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t *lines,
+                         const ToomCookLines *toom_cook) const;
+    void toom_cook_conv(const ConvStep &c) const;
+    uint8_t *toom_cook_slot(const ConvStep &c, int task) const;
+    void depthwise_tiles(const ConvStep &c, int n, int part, int parts) const;
 
-    // execute_window.cpp
+    // execute_pool.cpp
     void max_pool(const Step &s) const;
     void avg_pool(const Step &s) const;
     void resize(const Step &s) const;
 
     void step(const Step &s) const;
-    void finish(const Step &s) const;
+    void elementwise(const Step &s) const;
     void dequantize(const Step &s) const;
     void concat(const Step &s) const;
     void softmax(const Step &s) const;

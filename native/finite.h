@@ -1,18 +1,19 @@
-// Whether all numbers of an image are finite: NaN or infinity in an input is refused, for it gets a confident answer
-// (max(NaN, 0) is 0). In: float32 numbers. Out: yes or no. Called by bindings.cpp and run_main.cpp; the engine itself
-// computes such numbers as FORMAT.md says.
+// Whether all numbers of an image are finite. Input with NaN or infinity is refused: it would get a confident answer,
+// since max(NaN, 0) is 0. In: float32 numbers. Out: yes or no. Called by bindings.cpp and run_main.cpp; the engine
+// itself computes such numbers as ARITHMETIC.md says.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "shapes.h"
+#include "anyprec/input_error.h"
 
 namespace anyprec {
 
-// Exponent bits all 1: NaN or infinity. Adding 2^23 then carries into the sign, so one OR over all numbers tells. Four
-// vectors at a time, written out: the module is compiled for size, and a plain loop took 13 times as long.
+// NaN and infinity have all exponent bits set. Adding 2^23 then carries into the sign, so one OR over all numbers
+// suffices. Four vectors at a time, unrolled by hand: the module is compiled for size, and a plain loop took 13 times
+// as long.
 inline bool all_finite(const float *x, size_t count) {
     typedef uint32_t Lanes __attribute__((vector_size(16)));
     typedef uint32_t Numbers __attribute__((vector_size(16), aligned(4), may_alias));

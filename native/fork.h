@@ -1,10 +1,10 @@
-// Lets a process fork while other threads run models: the child, which has only the thread that forked, finds every
-// lock free and what it guards whole. Used by engine.cpp; where there is no fork, nothing happens.
+// Lets a process fork while other threads run models (pthread_atfork). The child has only the forking thread; it finds
+// every lock free and the guarded data consistent. Used by engine.cpp; does nothing where there is no fork.
 #pragma once
 
 namespace anyprec {
 
-// What has locks. before_fork takes them all, the other two give them back.
+// An object with locks. before_fork takes them all, the other two release them.
 class Forkable {
   public:
     virtual ~Forkable() = default;
@@ -13,7 +13,7 @@ class Forkable {
     virtual void after_fork_in_child() = 0;
 };
 
-// Between the two, `part` takes part in every fork. Not to be called with one of its locks held.
+// From add to remove, `part` takes part in every fork. Do not call with one of its locks held.
 void add_forkable(Forkable &part);
 void remove_forkable(Forkable &part);
 

@@ -1,6 +1,6 @@
-// A packed network as the engine sees it: FORMAT.md sections 2 and 3 as plain structs, checked by reader.cpp.
-// In: made by ModelFile (reader.h). Out: read by shapes.cpp and all that plans. No behavior in here.
-// Pointers lead into the copy of the file that its ModelFile has, and live as long as that.
+// Graph: a packed network as plain structs without behavior; FORMAT.md, sections 2 and 3. ModelFile (reader.h) makes
+// and checks it; shapes.cpp and the planner read it. Its pointers lead into the copy of the file in its ModelFile, and
+// are valid as long as that lives.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ enum class OpKind {
 
 enum class ResizeMode { nearest, bilinear };
 
-// Only the attributes FORMAT.md lists for the kind mean something; the others keep these defaults. A linear is a
-// 1x1 conv and has that one's attributes filled in.
+// Only the attributes that FORMAT.md lists for the kind are set; the others keep these defaults. A linear has the
+// attributes of a 1x1 conv filled in.
 struct Op {
     OpKind kind = OpKind::add;
     std::string name;
@@ -46,11 +46,11 @@ struct Op {
     int pad[4] = {0, 0, 0, 0}; // top, left, bottom, right; of a pad op too
     int pad_c[2] = {0, 0};     // before, after (pad op)
     int dilation[2] = {1, 1};  // h, w
-    int groups = 1;            // in and out are split into so many
+    int groups = 1;            // input and output channels are split into so many groups
     bool is_signed = false;    // codes stand for 2 code - n (quantize, conv, linear)
     bool rectify = false;      // quantize
     bool affine = false;       // quantize, conv, linear: has a table; true for the affine op
-    int fixed_bits = 0;        // quantize: its bits in every profile but float ones; 0 where the profile says
+    int fixed_bits = 0;        // quantize: its bits in every profile that is not float; 0: given by the profile
     bool ceil = false;         // pools
     bool count_pad = false;    // avg_pool
     bool align = false;        // resize
@@ -71,9 +71,9 @@ struct Weight {
     int shape[4] = {0, 0, 0, 0};         // out, kh, kw, in / groups
     size_t count = 0;                    // their product
     bool is_float = false;               // float in every profile
-    int fixed_bits = 0;                  // its bits in every profile but float ones; 0 where the profile says
-    const float *values = nullptr;       // (out, kh, kw, in), of is_float weights alone
-    const uint8_t *codes = nullptr;      // one byte a weight, of fixed_bits weights alone; they have no planes
+    int fixed_bits = 0;                  // its bits in every profile that is not float; 0: given by the profile
+    const float *values = nullptr;       // (out, kh, kw, in); is_float weights only
+    const uint8_t *codes = nullptr;      // one byte per weight; fixed_bits weights only, which have no planes
     std::vector<const uint8_t *> planes; // by plane number, (count + 7) / 8 bytes each, bits past the end 0; nullptr
                                          // where beyond max_bits or not there yet
     const uint8_t *tail = nullptr;       // count float32 of the float profile, unaligned; nullptr where not there

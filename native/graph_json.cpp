@@ -1,6 +1,5 @@
-// See graph_json.h and graph_parser.h. Every number is compared with its limit before it is stored; nothing is
-// allocated that the text does not pay for byte by byte, except the bits of profiles: at most 256 x 65,536 bytes,
-// twice.
+// See graph_json.h and graph_parser.h. Every number is compared with its limit before it is stored. Allocations are
+// bounded by the length of the text, except the bits of profiles: at most 256 x 65,536 bytes, twice.
 #include "graph_json.h"
 
 #include <algorithm>
@@ -77,7 +76,7 @@ void GraphParser::parse_input(Value value) {
     input.done();
 }
 
-// How pictures become images of the input: format 2 has it, always.
+// How pictures become images of the input: always present in format 2.
 void GraphParser::parse_preprocessing(Value value) {
     Fields fields(value, "the graph's preprocessing");
     const std::string_view resize = fields.text("resize");
@@ -158,8 +157,8 @@ void GraphParser::parse_labels(Value value) {
         bad_graph("the graph: 'labels' must be a list of strings, or null");
 }
 
-// Each width takes as many planes as it has bits, in rising order; a wider one ends later, so that each is a prefix
-// of the file; together they are 0 .. some number, without a gap.
+// Each width has as many planes as bits, in rising order. A wider width ends later, so that each width is a prefix of
+// the file. All planes together are 0 .. some number, without a gap.
 void GraphParser::parse_planes(Value value) {
     if (!value.is(Type::object))
         bad_graph("the graph: 'planes' must be an object");

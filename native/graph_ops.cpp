@@ -1,5 +1,5 @@
-// The ops of GRAPH (FORMAT.md section 3), a part of GraphParser: what each is called, reads, and has for attributes,
-// and that codes go only to ops that read codes.
+// The ops of GRAPH (FORMAT.md, section 3), a part of GraphParser: names, inputs and attributes of each op, and that
+// codes go only to ops that read codes.
 #include <algorithm>
 
 #include "graph_parser.h"
@@ -194,7 +194,7 @@ void GraphParser::parse_pad(Fields &fields, Op &op) {
     op.pad[3] = w[1];
 }
 
-// Follows codes from quantize to those that may read them; everything else reads floats.
+// Follows codes from quantize to the ops that may read them; all other ops read floats.
 void GraphParser::check_codes(const std::string &where, Op &op) const {
     int source = quantizer_of(op.inputs[0]);
     switch (op.kind) {

@@ -3,8 +3,8 @@
 // graph_profiles.cpp, the rest in graph_json.cpp.
 #pragma once
 
-#include "fields.h"
 #include "graph_json.h"
+#include "json_fields.h"
 
 namespace anyprec {
 

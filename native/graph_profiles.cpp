@@ -1,5 +1,5 @@
-// The profiles of GRAPH (FORMAT.md section 2), a part of GraphParser: how many bits each weight and each quantize has,
-// and that sums of so many bits fit.
+// The profiles of GRAPH (FORMAT.md, section 2), a part of GraphParser: the bits of each weight and each quantize, and
+// that integer sums fit 32 bits.
 #include <algorithm>
 
 #include "graph_parser.h"
@@ -30,7 +30,7 @@ void GraphParser::parse_profiles(Value value) {
         bad_graph("the graph has two profiles of one name");
 }
 
-// Names that callers give a meaning of their own: "random" draws a width, and a number is the uniform profile of it.
+// Reserved names: "random" draws a width, and a number is the uniform profile of that width.
 void GraphParser::check_profile_name(Fields &fields) {
     const std::string_view name = fields.name("name");
     if (name == "random" || name.substr(0, 7) == "random:")
@@ -109,8 +109,8 @@ void GraphParser::parse_act_bits(Fields &fields, Profile &profile) const {
             profile.act_bits[i] = bits;
 }
 
-// A layer's weights and input are both float or both integer, and its sums fit 32 bit:
-// 3 x 3 x 512 weights of 8 bit by inputs of 8 bit are 4608 * 255 * 255 = 2.996e8, seven times below 2^31.
+// A layer's weights and input are both float or both integer, and its sums fit 32 bits. Example: 3 x 3 x 512 weights of
+// 8 bits with inputs of 8 bits give 4608 * 255 * 255 = 2.996e8, seven times below 2^31.
 void GraphParser::check_profile(const Profile &profile) const {
     for (const Op &op : graph_.ops) {
         if (op.weight < 0 || graph_.weights[size_t(op.weight)].is_float)

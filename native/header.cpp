@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "anyprec/model_error.h"
 #include "checksum.h"
-#include "model_error.h"
 
 namespace anyprec {
 

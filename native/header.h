@@ -1,6 +1,6 @@
-// The header of a safetensors file with our graph in it (FORMAT.md section 1).
-// In: its JSON. Out: the tensors it lists, which follow each other without gap or overlap, and the text of the graph,
-// whose checksum is right; or a ModelError. Called by reader.cpp.
+// The header of a safetensors file that contains a GRAPH (FORMAT.md, section 1). In: its JSON. Out: the tensors it
+// lists, without gaps or overlaps, and the text of GRAPH, whose checksum matches; or a ModelError. Called by
+// reader.cpp.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct TensorRow {
 };
 
 struct Header {
-    std::vector<TensorRow> rows; // in the order of their bytes, which follow each other without gap or overlap
+    std::vector<TensorRow> rows; // in the order of their bytes, without gaps or overlaps
     std::string_view graph;
 };
 

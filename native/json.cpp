@@ -84,7 +84,7 @@ class JsonParser {
         at_ += word.size();
     }
 
-    // What is open lies on a stack of our own: the depth of a hostile text must not become depth of calls.
+    // Open containers are on an explicit stack: hostile text must not cause deep recursion.
     void open(Type type) {
         if (open_.size() >= Json::MAX_DEPTH)
             fail("more than " + std::to_string(Json::MAX_DEPTH) + " levels");
@@ -130,7 +130,7 @@ class JsonParser {
             check_keys(Json::Value(&json_, at));
     }
 
-    // By sorting, not hashing: nobody can choose keys that make it slow.
+    // Sorting, not hashing: no choice of keys makes it slow.
     void check_keys(Json::Value object) {
         keys_.clear();
         for (auto member = object.begin(); member != object.end(); ++member)

@@ -1,7 +1,7 @@
-// A strict reader of JSON text that may be hostile. In: bytes. Out: a Json (all values, flat) or a JsonError.
-// Called by reader.cpp for the header of a model file and for the graph inside it.
-// Strict: RFC 8259, valid UTF-8, no key twice in one object, numbers finite. Never recursive; memory is bounded by
-// 16 bytes per value, at most MAX_VALUES of them, plus the text of strings that hold escapes.
+// A strict JSON reader for text that may be hostile. In: bytes. Out: a Json (all values, flat) or a JsonError. Called
+// by reader.cpp for the header of a model file and for the GRAPH inside it. Strict: RFC 8259, valid UTF-8, no duplicate
+// keys, finite numbers. Never recursive. Memory is bounded by 16 bytes per value, at most MAX_VALUES of them, plus the
+// text of strings with escapes.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ class Json {
     // A header of 100 MB cannot describe more than about a million tensors, 11 values each.
     static constexpr size_t MAX_VALUES = size_t(1) << 24;
 
-    // One value inside the text: cheap to copy, good as long as its Json lives and stays where it is.
+    // One value inside the text: cheap to copy, valid as long as its Json lives and is not moved.
     class Value {
       public:
         Value(const Json *json, size_t at) : json_(json), at_(at) {}

@@ -1,16 +1,31 @@
-// Kernels: the inner loops for one instruction set, as one table of functions. kernels_<isa>.cpp make them, engine.cpp
-// picks a table once (kernels_for), choose.cpp picks from it for each convolution. All tables give the same bits.
+// Kernels: the inner loops of one instruction set, as one table of functions.
+// In: prepared inputs and weight panels (panels.h). Out: accumulators that went through an Epilogue, as ARITHMETIC.md
+// says. Each kernels_<isa>.cpp defines one table. engine.cpp picks a table when a model is opened, kernel_selection.cpp
+// picks a kernel from it for each convolution. All tables give the same bits.
 //
-// An integer convolution is cut into tiles: `rows` neighboring output pixels of one image times one block of output
-// channels. Each input pixel a tile reads is a byte offset from the image's first byte (offset 0 is a row of zeros, for
-// taps outside the image), so any kernel size, stride, padding and dilation is the same loop and nothing is copied.
+// A convolution is a matrix product of output pixels (rows), taps times input channels (K) and output channels. It is
+// computed in tiles:
+//
+//          input, by tap offsets          panel (weights)                   tile (accumulators)
+//                                         one block: 1, 2 or 4 vectors
+//          K = taps x steps               <------------------->             <------------------->
+//        +-----------------------+      ^ +---------+---------+           ^ +---------+---------+
+//   rows | pixel 0: c0 c1 c2 ... |    K | | vector 0| vector 1|      rows | | acc 0,0 | acc 0,1 |
+// (<= 8) | pixel 1: c0 c1 c2 ... |  x   | |  lanes  |  lanes  |  =        | | acc 1,0 | acc 1,1 |
+//        | ...                   |      | | ...     | ...     |           | | ...     | ...     |
+//        +-----------------------+      v +---------+---------+           v +---------+---------+
+//
+// A row is one output pixel; the rows of a tile are neighbors in one image. A step multiplies `step_channels` input
+// channels. A tile finds each input pixel by a byte offset from the start of the image (an indirection buffer; taps.h
+// makes it), so there is no im2col copy, and kernel size, stride, padding and dilation do not change the loop. Offset 0
+// is a pixel of zeros: taps outside the image read it. A `line` is a row of pixels of an image.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// For what must not become a call: sums in registers would go through memory, and gcc 12 takes a function that only
-// prefetches for one that does nothing.
+// For functions that must be inlined: a call would move accumulators from registers to memory, and gcc 12 drops calls
+// of a function that only prefetches.
 #if defined(__GNUC__)
 #define ANYPREC_INLINE inline __attribute__((always_inline))
 #else
@@ -19,33 +34,33 @@
 
 namespace anyprec {
 
-// What happens to an accumulator on its way to memory, in this order. Pointers stand at the tile's first row and the
-// block's first channel; row r is r strides further (strides count elements).
+// What happens to an accumulator on its way to memory, in the order of the members. Pointers lead to the tile's first
+// row and the block's first channel. Row r is r strides further; strides count elements.
 struct Epilogue {
-    int32_t *raw = nullptr; // the sums as they are, [rows][width of the block], and nothing else: tiles of a Winograd
-    // Integers first, modulo 2^32: acc 2^doublings + window_factor * window[row] + constants[constant_rows[row] +
+    int32_t *raw = nullptr; // if set, store the accumulators here, [rows][width of the block], and stop: Winograd tiles
+    // Integer part, modulo 2^32: acc 2^doublings + window_factor * window[row] + constants[constant_rows[row] +
     // channel]
     int doublings = 0;
-    const int32_t *window = nullptr; // sum of the input codes under each row
+    const int32_t *window = nullptr; // sum of the input codes under the window of each row
     int window_factor = 0;
-    const int32_t *constants = nullptr; // for signed inputs; depends on the taps outside the image
+    const int32_t *constants = nullptr; // correction for signed inputs; depends on which taps are outside the image
     const int32_t *constant_rows = nullptr;
-    const float *scale = nullptr, *shift = nullptr; // y = fma(acc, scale, shift), or acc without
+    const float *scale = nullptr, *shift = nullptr; // per-channel: y = fma(acc, scale, shift); nullptr: y = acc
     bool clip_first = false;
     float low_first = 0, high_first = 0;
     const float *residual = nullptr; // y += residual
     size_t residual_stride = 0;
     bool clip_second = false;
     float low_second = 0, high_second = 0;
-    float *out = nullptr; // y, if wanted
+    float *out = nullptr; // y; nullptr: not stored
     size_t out_stride = 0;
-    uint8_t *codes = nullptr; // round(clamp(y * code_scale + code_shift, 0, levels)), if wanted
+    uint8_t *codes = nullptr; // round(clamp(y * code_scale + code_shift, 0, levels)); nullptr: not stored
     size_t codes_stride = 0;
     const float *code_scale = nullptr, *code_shift = nullptr;
     float levels = 0;
 };
 
-// The same at a channel further on.
+// The same epilogue, `channel` channels further.
 inline Epilogue from_channel(const Epilogue &whole, int channel) {
     Epilogue e = whole;
     const auto move = [channel](auto *&pointer) {
@@ -63,7 +78,7 @@ inline Epilogue from_channel(const Epilogue &whole, int channel) {
     return e;
 }
 
-// To the rows of the next tile.
+// Moves an epilogue to the rows of the next tile.
 inline void advance(Epilogue &e, int rows) {
     const size_t count = static_cast<size_t>(rows);
     const auto move = [count](auto *&pointer, size_t stride) {
@@ -77,103 +92,108 @@ inline void advance(Epilogue &e, int rows) {
     move(e.codes, e.codes_stride);
 }
 
-// What a tile of quads wants beyond that (QuadInput, below).
-struct QuadTile {
-    size_t position, line; // bytes from base to the next position across, and to the second half of a V
-    int pixels, lines;     // outputs that exist
-    int width;             // of a whole line of them
+// The extra members of a Toom-Cook tile (see ToomCookInput below).
+struct ToomCookTile {
+    size_t position, line; // bytes from one position across to the next, and from even to odd input lines, in V
+    int pixels, lines;     // output pixels and lines inside the image; surplus outputs at the border are discarded
+    int width;             // of an output line, in pixels
 };
 
-// A step that a tile does once more, with what Coding::split8 took off its weights.
+// A step that a tile repeats with the part that Coding::split8 took off its weights.
 struct ExtraStep {
     int32_t tap, step;
 };
 
 struct Tile {
     const uint8_t *base;    // the image's prepared input, at the group's first channel
-    const int32_t *offsets; // [taps][rows] bytes from base; [taps][pairs of rows] for Input::pairs
-    int taps, steps;        // steps of the kernel's `group` channels per tap
-    int first_tap;          // the others are outside the image
-    const uint8_t *panel;   // the block's weights, in the order taps, steps
-    int hold;               // look-ups: steps whose sums a byte holds (Panel::hold)
-    int channels;           // of the block that exist; the rest is padding
-    const uint8_t *ahead;   // weights to come: from here on, ahead_bytes a step are fetched meanwhile
-    size_t ahead_bytes;
-    const ExtraStep *extra; // split8: `extras` of them, of all taps, and their weights
+    const int32_t *offsets; // [taps][rows] bytes from base; Input::lookup_pairs: [taps][pairs of rows]
+    int taps, steps;        // a step reads `step_channels` channels of one tap
+    int first_tap;          // taps before it are outside the image for all rows, as are those from first_tap + taps on
+    const uint8_t *panel;   // the block's weights, [taps][steps][vectors]
+    int safe_steps;         // lookup kernels: steps before an 8-bit sum may overflow (Panel::safe_steps)
+    int channels;           // real output channels of the block; the rest is padding
+    const uint8_t *prefetch_from; // weights of later tiles; each step prefetches the next prefetch_bytes from here
+    size_t prefetch_bytes;
+    const ExtraStep *extra; // split8: `extras` steps over all taps, and their weights
     int extras;
     const uint8_t *extra_panel;
     Epilogue epilogue;
-    QuadTile quads; // quads alone
+    ToomCookTile toom_cook; // Algorithm::toom_cook only
 };
 
 using TileFunction = void (*)(const Tile &);
 
-// What a kernel reads: the codes themselves, codes as 16 bit integers, floats, table offsets for a group of channels,
-// or such for two pixels at once, each pair that any two neighboring outputs meet at a tap in a place of its own.
-enum class Input : uint8_t { codes, wide, floats, lookup, pairs };
+// What a kernel reads: codes, codes widened to 16 bits, floats, or offsets into a lookup table. A lookup offset stands
+// for a group of channels of one pixel; with lookup_pairs for the same channels of two pixels. Each pair of input
+// pixels that two neighboring outputs read at the same tap is stored once.
+enum class Input : uint8_t { codes, wide, floats, lookup, lookup_pairs };
 struct PixelPair {
-    int32_t first, second; // input pixel + 1; 0 is the row of zeros
+    int32_t first, second; // input pixel + 1; 0 is the pixel of zeros
 };
-// What a panel holds for code c at k bits: 2c+1-2^k, c-2^(k-1), the float, the codes of a group side by side, or (two
-// planes) the upper and the lower bits of a group in neighboring bytes. split8 is offset8 for vpmaddubsw, whose 16
-// bits hold the sum of two products only if the weights do not add up to more than 128 one way: of two larger ones a
-// part goes to an extra step.
+// How a panel stores the weight with code c at k bits (the weight is 2c + 1 - 2^k):
+//   centered8, centered16   2c + 1 - 2^k, as int8 or int16
+//   offset8                 c - 2^(k-1), as int8
+//   split8                  offset8 for vpmaddubsw, whose 16-bit sum of two products overflows if two weights of one
+//                           sign add up to more than 128. Part of such weights moves to an extra step.
+//   floats                  float32
+//   lookup                  the codes of a group of channels side by side in one byte
+//   lookup_planes           2 bits: the lower bits of a group in one byte, the upper bits in the next
 enum class Coding : uint8_t { centered8, centered16, offset8, split8, floats, lookup, lookup_planes };
 
-// What a panel's weights meet: codes or floats, or what Winograd or QuadInput makes of them, position by position.
-enum class Way : uint8_t { plain, winograd, quads };
+// How a convolution is computed: directly, or position by position on inputs transformed by Winograd or Toom-Cook.
+enum class Algorithm : uint8_t { direct, winograd, toom_cook };
 
 constexpr int kMaxRows = 8;
 constexpr int64_t kNoLimit = int64_t(1) << 40;
 
-// A kernel in four parts, so that a table of them reads line by line: what a step reads, which numbers it can take, a
-// function for every size of tile.
-struct Reads {
+// A kernel is described in four parts, so that the table of kernels reads line by line: what a step reads, which bit
+// widths and sums it supports, one function per tile size, and its name and speed.
+struct Operands {
     Input input;
     Coding coding;
-    int group; // input channels per step
-    int lanes; // output channels per vector
+    int step_channels; // input channels per step
+    int lanes;         // output channels per vector
 };
-struct Takes {
+struct Limits {
     int max_weight_bits; // 0: floats
     int max_act_bits;
-    int64_t max_k = kNoLimit; // longest sum it can hold
+    int64_t max_k = kNoLimit; // longest sum (taps times input channels) that cannot overflow
 };
 struct Tiles {
-    int shifts;                   // blocks are 1, 2, .. 2^shifts vectors wide
-    int rows[4];                  // most rows of a tile, by log2 of the vectors
+    int max_log2_vectors;         // blocks are 1, 2, .. 2^max_log2_vectors vectors wide
+    int max_rows[4];              // rows of the largest tile, by log2 of the vectors
     const TileFunction *tiles[4]; // [log2 vectors][rows - 1]
 };
-struct TileKernel : Reads, Takes, Tiles {
+struct TileKernel : Operands, Limits, Tiles {
     const char *name;
-    int rate; // products per cycle with full vectors, as measured; choose.cpp weighs kernels by it
-    Way way;
-    bool window; // its sum is S = sum q a with 2q + 1 or 2q + 1 - 2^k the weight: wants window sums
+    int products_per_cycle; // with full vectors, as measured; kernel_selection.cpp compares kernels by it
+    Algorithm algorithm;
+    bool window; // its accumulator is sum q a, where 2q + 1 or 2q + 1 - 2^k is the weight; needs window sums
 
-    constexpr TileKernel(const char *title, Reads reads, Takes takes, Tiles all, int speed,
-                         Way transformed = Way::plain)
-        : Reads(reads), Takes(takes), Tiles(all), name(title), rate(speed), way(transformed),
+    constexpr TileKernel(const char *title, Operands reads, Limits takes, Tiles all, int speed,
+                         Algorithm transformed = Algorithm::direct)
+        : Operands(reads), Limits(takes), Tiles(all), name(title), products_per_cycle(speed), algorithm(transformed),
           window(coding == Coding::offset8 || coding == Coding::split8 || coding == Coding::lookup ||
                  coding == Coding::lookup_planes) {}
 };
 
-// What a window's sum of codes counts, at `bits` of the weights: the kernel's own sum counts twice.
+// Epilogue::window_factor for weights of `bits` bits. The accumulator itself counts twice.
 inline int window_factor(const TileKernel &k, int bits) {
     return k.coding == Coding::offset8 || k.coding == Coding::split8 ? 1 : 1 - (1 << bits);
 }
 
-// Bytes a step reads of one input pixel, and of one vector of the panel.
+// Bytes that a step reads of one input pixel, and of one vector of the panel.
 inline size_t step_bytes(const TileKernel &k) {
     switch (k.input) {
     case Input::codes:
-        return static_cast<size_t>(k.group);
+        return static_cast<size_t>(k.step_channels);
     case Input::lookup:
-    case Input::pairs:
-        return 2; // an offset, whatever the group
+    case Input::lookup_pairs:
+        return 2; // an offset, whatever the number of channels
     case Input::wide:
-        return 2 * static_cast<size_t>(k.group);
+        return 2 * static_cast<size_t>(k.step_channels);
     default:
-        return 4 * static_cast<size_t>(k.group);
+        return 4 * static_cast<size_t>(k.step_channels);
     }
 }
 inline size_t vector_bytes(const TileKernel &k) {
@@ -183,95 +203,107 @@ inline size_t vector_bytes(const TileKernel &k) {
     case Coding::lookup_planes:
         return 2 * static_cast<size_t>(k.lanes);
     case Coding::centered16:
-        return 2 * static_cast<size_t>(k.lanes) * k.group;
+        return 2 * static_cast<size_t>(k.lanes) * k.step_channels;
     case Coding::floats:
-        return 4 * static_cast<size_t>(k.lanes) * k.group;
+        return 4 * static_cast<size_t>(k.lanes) * k.step_channels;
     default:
-        return static_cast<size_t>(k.lanes) * k.group;
+        return static_cast<size_t>(k.lanes) * k.step_channels;
     }
 }
 
-// A row of a depth-wise convolution: `pixels` outputs, all channels. Weights are int32 [taps][channels] (2c+1-2^k), or
-// floats for float inputs.
-struct DepthRow {
+// One line segment of a depthwise convolution: `pixels` outputs, all channels. Weights are int32 [taps][channels] (2c +
+// 1 - 2^k), or float for float inputs.
+struct DepthwiseRow {
     const uint8_t *base;
-    const int32_t *offsets; // [taps][pixels] bytes
+    const int32_t *offsets; // [taps][pixels] bytes from base
     int taps, pixels, channels;
     const void *weights;
     Epilogue epilogue;
 };
 
-// Winograd's F(2x2, 3x3) in integers, for 3x3 convolutions of stride 1: 16 products per channel make the four outputs
-// of a 2x2 patch, where the plain way takes 36. An input patch d of 4x4 codes becomes V = B'dB, the weights U =
-// (2G)g(2G)', the sums M over channels of UV (position by position) the outputs A'MA / 4, which divides exactly. Sums
-// may wrap: all is right modulo 2^32 as long as four times the result fits.
-struct WinogradInput {         // a run of patches beside each other, all channels -> V
+// Winograd F(2x2, 3x3) in integers, for 3x3 convolutions of stride 1. It takes 16 products per channel for a patch of
+// 2x2 outputs; the direct algorithm takes 36. An input patch d of 4x4 codes becomes V = B'dB. The weights g become U =
+// (2G)g(2G)'. M is the sum of UV over the channels, position by position. The outputs are A'MA / 4; the division is
+// exact. Sums may wrap: results are right modulo 2^32 as long as four times the result fits.
+struct WinogradInput {         // neighboring patches, all channels -> V
     const uint8_t *base;       // the image's codes
-    const int32_t *offsets[4]; // a line of 2 patches + 2 pixels each: bytes from base
+    const int32_t *offsets[4]; // 4 lines of 2 patches + 2 pixels: bytes from base
     int patches, channels;
-    uint8_t *out;         // V of the first patch: [position][patch][row bytes]
-    size_t row, position; // bytes from patch to patch, from position to position
+    uint8_t *out;         // V of the first patch: [position][patch][bytes of a row]
+    size_t row, position; // bytes from patch to patch, and from position to position
 };
-struct WinogradOutput {  // M of a run of patches, one block of channels -> what Epilogue says, two lines of pixels
+struct WinogradOutput {  // M of neighboring patches, one block of channels -> two output lines through their epilogues
     const int32_t *sums; // [position][patch][width]
-    size_t position;     // sums from one position to the next
+    size_t position;     // accumulators from one position to the next
     int patches, width, channels;
-    const int32_t *bias; // of the 4 outputs, taken off before the division; nullptr: none
+    const int32_t *bias; // [4 outputs][channels], subtracted before the division; nullptr: none
     size_t bias_stride;
     Epilogue lines[2];
-    int pixels[2]; // of each line that exist
+    int pixels[2]; // of each line that are inside the image
 };
 struct Winograd {
-    TileKernel tile;  // for the 16 products
-    int bias;         // on every V but that of position 5, so that none is negative; 0 where V is signed
-    size_t element;   // bytes of a V
-    int lanes;        // input channels are transformed so many at a time
-    double transform; // cycles per patch and channel of input and output, as measured: all but the products
+    TileKernel tile;  // computes the 16 products
+    int bias;         // added to V, except at position 5, so that V is not negative; 0 where V is signed
+    size_t element;   // bytes of one element of V
+    int lanes;        // input channels transformed at a time
+    double transform; // cycles per patch and channel of input and output, as measured, without the products
     void (*input)(const WinogradInput &);
     void (*output)(const WinogradOutput &);
 };
 
-// A float convolution of stride 2 and of 5 to 8 lines and columns, four by four outputs (a quad) at a time. Even and
-// odd lines and columns of the kernel, filled up to four each, meet even and odd pixels; so two by two pixels count as
-// one of four times the channels, d, and the stride is 1: y = A' [(G g G') (B'd B)] A, by Toom's and Cook's points 0,
-// 1, -1, 2, -2, -1/2 and infinity along both axes. These are 49 products for each of the channels, where the plain way
-// takes up to 256. A tile's rows are quads, its panel holds G g G' as [position down][position across][channel], and V
-// = B'd B lies as [position down][parity of the line][quad][position across][parity of the column, channel].
-constexpr int kQuad = 4, kQuadPoints = 7;
-struct QuadInput { // B': seven arrays to seven, `times` times; along a line, then down the lines
-    const float *in[kQuadPoints];
+// Toom-Cook (Winograd over more points) for float convolutions of stride 2 with 5 to 8 kernel lines and columns, in
+// tiles of 4x4 outputs. ARITHMETIC.md, section 4, gives the exact steps.
+//
+// A block of 2x2 pixels counts as one pixel d with four times the channels. The kernel, padded with zeros to 8x8,
+// becomes 4x4 and the stride becomes 1. Then y = A' [(G g G') (B'd B)] A, with the points 0, 1, -1, 2, -2, -1/2 and
+// infinity along both axes. That is 49 products per channel; the direct algorithm takes up to 256.
+//
+//   input: 14 x 14 pixels          V, M: 7 x 7 positions         outputs
+//   +---------------------+        +-----------+                 +-------+
+//   | 7 x 7 blocks of 2x2 |  B'dB  | product   |  A'MA           | 4 x 4 |
+//   | pixels              |  --->  | per       |  --->           |       |
+//   |                     |        | position  |                 +-------+
+//   +---------------------+        +-----------+
+//
+// A row of the matrix product is one tile of outputs. The panel holds G g G' as [position down][position
+// across][channel]. V is laid out as [position down][parity of the line][tile][position across][parity of the column,
+// channel].
+constexpr int kToomCookOutputs = 4, kToomCookPoints = 7;
+struct ToomCookInput { // B': seven arrays to seven, `times` times; first along lines, then down
+    const float *in[kToomCookPoints];
     float *out;
     size_t next_point;        // floats from one output array to the next
-    int count, times;         // floats of an array
-    size_t next_in, next_out; // floats from one time to the next
+    int count, times;         // floats of an array; repetitions
+    size_t next_in, next_out; // floats from one repetition to the next
 };
 
 struct Kernels {
     const char *isa;
-    const TileKernel *const *integer; // the best first, ends with nullptr; the last takes everything
-    const TileKernel *floats, *quads;
-    void (*quad_input)(const QuadInput &);
-    void (*depth_codes)(const DepthRow &);
-    void (*depth_floats)(const DepthRow &);
-    // y = fma(x, scale, shift) and what follows, over rows of `channels` values; `rows` of them.
-    void (*finish)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
-    // The lookup input: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry for G = steps groups of a pixel; `count` of
-    // them, `pixel` bytes from one to the next. `totals`, if given: the sum of all codes of each pixel.
+    const TileKernel *const *integer; // fastest first, ends with nullptr; the last one supports all widths
+    const TileKernel *floats, *toom_cook;
+    void (*toom_cook_input)(const ToomCookInput &);
+    void (*depthwise_codes)(const DepthwiseRow &);
+    void (*depthwise_floats)(const DepthwiseRow &);
+    // y = fma(x, scale, shift) and the rest of the epilogue, over `rows` rows of `channels` values.
+    void (*epilogue)(const float *x, size_t stride, int rows, int channels, const Epilogue &);
+    // Makes Input::lookup. With G = steps: offsets[g] = (c[g] | c[g+G] << bits | ...) * entry, for each group of
+    // channels of `count` pixels, `pixel` bytes apart. `totals`, if given, gets the sum of all codes of each pixel.
     void (*lookup_offsets)(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                            uint16_t *offsets, int32_t *totals);
-    // The pairs input: `zeros` is the row of zeros of an image whose pixels follow it, 1 bit, groups of 4.
-    void (*pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                         uint16_t *offsets);
+    // Makes Input::lookup_pairs, 1 bit, groups of 4 channels. `zeros` is the pixel of zeros in front of an image.
+    void (*pixel_pair_offsets)(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                               uint16_t *offsets);
     void (*widen)(const uint8_t *codes, size_t count, int16_t *wide);
     void (*to_floats)(const uint8_t *codes, size_t count, float *floats);
-    // sums[i stride] = sum of the first `channels` codes of pixel i, of `count` pixels.
+    // sums[i * stride] = sum of the first `channels` codes of pixel i, for `count` pixels.
     void (*sums)(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride);
-    // best = the first of `count` taps, then x > best ? x : best for all others in turn. `best` may be a tap.
+    // best = the first of `count` taps, then x > best ? x : best for the others in order. `best` may be one of the
+    // taps.
     void (*maximum)(float *best, const void *const *taps, int count, int channels);
     void (*maximum_codes)(uint8_t *best, const void *const *taps, int count, int channels);
-    void (*accumulate)(float *sum, const float *x, int count);                        // sum += x
-    void (*mix)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
-    const Winograd *const *winograd = nullptr; // the best first, ends with nullptr; may be missing altogether
+    void (*accumulate)(float *sum, const float *x, int count);                                // sum += x
+    void (*interpolate)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
+    const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
 };
 
 const Kernels *kernels_scalar();

@@ -1,9 +1,19 @@
-// AVX2 with FMA (Haswell, Zen and later). The only flags: -mavx2 -mfma -O2 -ffp-contract=off.
-// 8 bit: vpmaddwd on 16 bit integers, or vpmaddubsw on bytes where few weights are large. 7 to 3 bit: vpmaddubsw, whose
-// 16 bit sums are widened before they can overflow. 2 and 1 bit: vpshufb as a look-up of 16 entries: the table is
-// chosen by four activations (256 tables at 2 bit, 4 KB of constants; 16 at 1 bit), the index is four weights of one
-// plane. All of them keep at most 12 sums in the 16 registers; totals that are touched only now and then live on the
-// stack.
+// AVX2 and FMA kernels (Haswell, Zen and later). Flags of this file only: -mavx2 -mfma -O2 -ffp-contract=off.
+// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 to 4.
+//
+//   tile: up to 6 rows x 2 vectors (or 8 x 1), 12 accumulators in the 16 registers
+//            w[0]: 8 output channels   w[1]: 8 output channels
+//    x[0] -> | acc 0,0               | acc 0,1               |     x[r] is broadcast: 4 codes (8 bits each),
+//    ...     | ...                   | ...                   |     2 codes (16 bits) or 1 float of row r
+//    x[5] -> | acc 5,0               | acc 5,1               |
+//
+//   8 bit      vpmaddwd on 16-bit integers, or vpmaddubsw on bytes where few weights are large
+//   7 to 3 bit vpmaddubsw; its 16-bit sums are widened before they can overflow
+//   2, 1 bit   vpshufb as a table lookup of 16 entries. Four activations choose the table (256 tables, 4 KB of
+//   constants);
+//              four weight bits of one plane are the index. 1 bit is in lookup_1bit.inl.
+//
+// Wider totals, which are touched rarely, live on the stack.
 #include "kernels.h"
 
 #include <immintrin.h>
@@ -20,7 +30,7 @@ using F = __m256;
 using I = __m256i;
 
 constexpr int32_t kMask[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
-inline I first(int n) {
+inline I lane_mask(int n) {
     return _mm256_loadu_si256(reinterpret_cast<const I *>(kMask + W - n));
 }
 inline void store(void *p, I v) {
@@ -30,10 +40,10 @@ inline I load(const void *p) {
     return _mm256_loadu_si256(static_cast<const I *>(p));
 }
 inline F load(const float *p, int n) {
-    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first(n));
+    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, lane_mask(n));
 }
 inline I load(const int32_t *p, int n) {
-    return n >= W ? load(p) : _mm256_maskload_epi32(p, first(n));
+    return n >= W ? load(p) : _mm256_maskload_epi32(p, lane_mask(n));
 }
 inline I load_codes(const uint8_t *p, int n) {
     uint64_t codes = 0;
@@ -48,7 +58,7 @@ inline void store(float *p, F v, int n) {
     if (n >= W)
         _mm256_storeu_ps(p, v);
     else
-        _mm256_maskstore_ps(p, first(n), v);
+        _mm256_maskstore_ps(p, lane_mask(n), v);
 }
 inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     const I wide = _mm256_cvtps_epi32(v);
@@ -60,7 +70,7 @@ inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
         for (int i = 0; i < n; ++i)
             p[i] = static_cast<uint8_t>(codes >> (8 * i));
 }
-// Packs work on halves: their dwords hold lanes 0..3 of all vectors, then lanes 4..7.
+// The pack instructions work on 128-bit halves: their dwords hold lanes 0..3 of all vectors, then lanes 4..7.
 inline I packed(I a, I b) {
     return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -97,7 +107,7 @@ inline F smaller(F a, F b) {
 inline F to_float(I a) {
     return _mm256_cvtepi32_ps(a);
 }
-// Both factors fit 16 bit and a is not negative: its upper half is 0, so one vpmaddwd is a 32 bit product.
+// Both factors fit 16 bits and a is not negative: its upper half is 0, so one vpmaddwd is a 32-bit product.
 inline I multiply_add(I a, I b, I c) {
     return _mm256_add_epi32(_mm256_madd_epi16(a, b), c);
 }
@@ -112,11 +122,11 @@ ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "finish.inl"
+#include "epilogue.inl"
 
-// Winograd: V as 16 bit integers, or as bytes.
+// Winograd: V as 16-bit integers, or as bytes.
 struct WideForm {
     static constexpr int kLanes = 16, kBias = 0;
     static I load(const uint8_t *p) {
@@ -126,7 +136,7 @@ struct WideForm {
     static I sub(I a, I b) { return _mm256_sub_epi16(a, b); }
     static I biased(I a) { return a; }
 };
-struct ByteForm { // of 4 bit codes: 0 .. 60
+struct ByteForm { // for 4-bit codes: V in 0 .. 60
     static constexpr int kLanes = 32, kBias = 30;
     static I load(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const I *>(p)); }
     static I add(I a, I b) { return _mm256_add_epi8(a, b); }
@@ -143,7 +153,7 @@ inline I quarter(I a) {
 
 #include "winograd.inl"
 
-// Sixteen groups of four channels at once, a byte each; what lies past a pixel's channels meets weights of zero.
+// The lookup index of sixteen groups of four channels, a byte each. Codes past a pixel's channels meet zero weights.
 template <int Bits> inline __m128i group_codes(const uint8_t *codes, int steps) {
     __m128i index = _mm_setzero_si128();
 #pragma GCC unroll 4
@@ -155,11 +165,11 @@ template <int Bits> inline __m128i group_codes(const uint8_t *codes, int steps) 
     }
     return index;
 }
-inline void store_offsets(uint16_t *to, __m128i index) { // to tables of 16 bytes
+inline void store_offsets(uint16_t *to, __m128i index) { // into tables of 16 bytes
     _mm256_storeu_si256(reinterpret_cast<I *>(to), _mm256_slli_epi16(_mm256_cvtepu8_epi16(index), 4));
 }
 
-// Four pixels at a time, each sum in four parts of 64 bit, then two sums in the halves of those.
+// Four pixels at a time: each sum in four 64-bit parts, then two sums in the 32-bit halves of each part.
 void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
     const int whole = channels / 32 * 32;
     for (; count >= 4; count -= 4, codes += 4 * pixel, sums += 4 * stride) {
@@ -185,7 +195,7 @@ void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32
         *sums = sum_codes(codes, channels);
 }
 
-// All codes are a pixel's own, so none is above 3 and none reaches its neighbor when shifted.
+// All codes belong to the pixel, so none is above 3 and shifted codes do not reach their neighbor.
 void offsets_and_totals(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets, int32_t *totals) {
     for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
         __m128i total = _mm_setzero_si128();
@@ -204,7 +214,7 @@ void offsets_and_totals(const uint8_t *codes, size_t pixel, int count, int steps
     }
 }
 
-// 2 bit; see lookup_offsets in rows.inl. The last sixteen may overlap those before them.
+// 2 bits; see lookup_offsets in vector_kernels.inl. The last sixteen groups may overlap those before them.
 void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                         uint16_t *offsets, int32_t *totals) {
     if (steps < 16 || group != 4 || bits != 2)
@@ -226,29 +236,29 @@ inline I broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(word);
 }
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
 #include "tiles.inl"
 
-#include "pairs.inl"
+#include "lookup_1bit.inl"
 
-// --- 8 bit: vpmaddwd, two channels a step ----------------------------------------------------------------------------
+// --- 8 bit: vpmaddwd, two channels per step --------------------------------------------------------------------------
 
 struct DotWide {
     using Vector = I;
-    using Code = uint8_t; // in pairs of 16 bit
-    static constexpr int kHold = 0;
+    using Code = uint8_t; // two 16-bit codes per step
+    static constexpr int kSafeSteps = 0;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
     template <int R, int V> using Totals = WholeSums<R, V>;
 };
 
-// --- 7 to 3 bit: vpmaddubsw, four channels a step --------------------------------------------------------------------
+// --- 7 to 3 bit: vpmaddubsw, four channels per step ------------------------------------------------------------------
 
-// Each step adds at most 2 x 15 x 15 = 450 at 4 bit, so a 16 bit sum holds 72.
+// A step adds at most 2 x 15 x 15 = 450 at 4 bits, so a 16-bit sum holds 72 steps.
 template <int Largest> struct DotNarrow : DotWide {
-    static constexpr int kHold = 32767 / (2 * Largest * Largest), kLanes = W;
+    static constexpr int kSafeSteps = 32767 / (2 * Largest * Largest), kLanes = W;
     using Total = int32_t;
     static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
     template <bool First> static void add_to(int32_t *total, I acc) {
@@ -258,14 +268,14 @@ template <int Largest> struct DotNarrow : DotWide {
     template <int R, int V> using Totals = StackTotals<DotNarrow, R, V>;
 };
 
-// 2 x 128 x 127 = 32512 leaves room for one step: it is widened at once and needs no totals.
+// 2 x 128 x 127 = 32512 leaves room for one step: each step is widened at once, without totals.
 struct DotSeven : DotWide {
     static I step(I acc, I x, I w) {
         return add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
     }
 };
 
-// 8 bit, with extra steps where two weights were too large (Coding::split8).
+// 8 bits, with extra steps where two weights are too large (Coding::split8).
 struct DotSplit {
     template <int R, int V> static void tile(const Tile &t) {
         I acc[R][V];
@@ -289,11 +299,11 @@ struct DotSplit {
                 in[r] = t.base + t.offsets[tap * R + r];
             Loop<DotSeven>::step(in, e->step, panel, acc);
         }
-        WholeSums<R, V>().finish(t, acc);
+        WholeSums<R, V>().epilogue(t, acc);
     }
 };
 
-// For Winograd at 4 bit: U of up to 72 and V of up to 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
+// Winograd at 4 bits: U is at most 72 and V at most 60, so three steps fit 16 bits (3 x 2 x 72 x 60 = 25920), and are
 // then widened at once.
 struct DotThree {
     template <int R, int V> static void tile(const Tile &t) {
@@ -304,13 +314,13 @@ struct DotThree {
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
                 acc[r][v] = _mm256_setzero_si256();
-        const uint8_t *panel = t.panel, *ahead = t.ahead, *in[R];
+        const uint8_t *panel = t.panel, *prefetch_from = t.prefetch_from, *in[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
             in[r] = t.base + t.offsets[r];
         int s = 0;
         for (; s + 3 <= t.steps; s += 3, panel += 96 * V) {
-            fetch(ahead, 3, t);
+            prefetch_weights(prefetch_from, 3, t);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const I x0 = broadcast4(in[r] + 4 * s), x1 = broadcast4(in[r] + 4 * s + 4),
@@ -341,9 +351,9 @@ struct DotThree {
     }
 };
 
-// --- 2 bit: look-up; 1 bit is in pairs.inl ---------------------------------------------------------------------------
+// --- 2 bit: table lookup; 1 bit is in lookup_1bit.inl ----------------------------------------------------------------
 
-// table[a][w] = sum over four channels of the activation's code in a times the weight's bit in w.
+// table[a][w] = sum over four channels of activation code times weight bit.
 struct Products {
     alignas(64) uint8_t table[256][16];
     constexpr Products() : table() {
@@ -358,13 +368,13 @@ struct Products {
 };
 constexpr Products products;
 
-// Byte sums hold 255 / 12 steps at least. Even and odd bytes are the lower and the upper plane of the same channel, and
-// vpmaddubsw gives lower + 2 upper. Totals are 16 bit.
+// An 8-bit sum holds at least 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel;
+// vpmaddubsw gives lower + 2 upper. Totals have 16 bits.
 struct LookUp {
     using Vector = I;
     using Code = uint16_t;
     using Total = uint16_t;
-    static constexpr int kHold = -1, kLanes = 16;
+    static constexpr int kSafeSteps = -1, kLanes = 16;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = &products.table[0][0] + in[s];
         return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
@@ -378,17 +388,19 @@ struct LookUp {
     template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
 };
 
-// --- The table -------------------------------------------------------------------------------------------------------
+// --- The table of kernels --------------------------------------------------------------------------------------------
 
-// Tiles of 6 x 2 beat 3 x 4 on whole layers at every width but for a single row: half the panel passes by each time.
+// Tiles of 6 x 2 beat 3 x 4 on whole layers at every width, except for a single row: they read half the panel bytes.
 template <typename Inner> constexpr Tiles tiles = tiles_of<Loop<Inner>, 8, 6>();
 
-constexpr Reads pairs = {Input::pairs, Coding::lookup, 4, 32}, planes = {Input::lookup, Coding::lookup_planes, 4, 16};
-constexpr Reads centered = {Input::codes, Coding::centered8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
-constexpr Reads split = {Input::codes, Coding::split8, 4, 8};
-constexpr Reads wide = {Input::wide, Coding::centered16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
+constexpr Operands pixel_pairs = {Input::lookup_pairs, Coding::lookup, 4, 32},
+                   planes = {Input::lookup, Coding::lookup_planes, 4, 16};
+constexpr Operands centered = {Input::codes, Coding::centered8, 4, 8}, offset = {Input::codes, Coding::offset8, 4, 8};
+constexpr Operands split = {Input::codes, Coding::split8, 4, 8};
+constexpr Operands wide = {Input::wide, Coding::centered16, 2, 8}, floats = {Input::floats, Coding::floats, 1, 8};
 
-constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(), 190);
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pixel_pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(),
+                                 190);
 constexpr TileKernel lookup_2bit("vpshufb, 2 bit", planes, {2, 2, 4 * (65535 / 36)}, tiles<LookUp>, 83);
 constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centered, {4, 4}, tiles<DotNarrow<15>>, 43);
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centered, {5, 5}, tiles<DotNarrow<31>>, 42);
@@ -398,20 +410,36 @@ constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<Dot
 constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
-constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 6>(), 15, Way::quads);
+constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 6>(), 15,
+                                     Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
                                          &dot_7bit,    &dot_8x7bit,  &dot_split, &dot_8bit, nullptr};
 
-constexpr Reads made = {Input::codes, Coding::centered16, 2, 8}; // V, 16 bit, out of codes
-constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Way::winograd}, 8.6);
+constexpr Operands transformed = {Input::codes, Coding::centered16, 2, 8}; // V as 16-bit integers, made from codes
+constexpr Winograd winograd_4bit = winograd_of<ByteForm>(
+    {"winograd vpmaddubsw", offset, {4, 4}, tiles_of<DotThree, 8, 6>(), 37, Algorithm::winograd}, 8.6);
 constexpr Winograd winograd_8bit =
-    winograd_of<WideForm>({"winograd vpmaddwd", made, {8, 8}, tiles<DotWide>, 23, Way::winograd}, 11);
+    winograd_of<WideForm>({"winograd vpmaddwd", transformed, {8, 8}, tiles<DotWide>, 23, Algorithm::winograd}, 11);
 constexpr const Winograd *winograd[] = {&winograd_4bit, &winograd_8bit, nullptr};
 
-constexpr Kernels table = {"avx2",       integer,       &float_fma,         &float_quads,     quad_input, depth_codes,
-                           depth_floats, finish_floats, lookup_offsets_ymm, pair_offsets_ymm, widen,      to_floats,
-                           sums_ymm,     maximum,       maximum_codes,      accumulate,       mix,        winograd};
+constexpr Kernels table = {"avx2",
+                           integer,
+                           &float_fma,
+                           &float_toom_cook,
+                           toom_cook_input,
+                           depthwise_codes,
+                           depthwise_floats,
+                           epilogue_floats,
+                           lookup_offsets_ymm,
+                           pixel_pair_offsets_ymm,
+                           widen,
+                           to_floats,
+                           sums_ymm,
+                           maximum,
+                           maximum_codes,
+                           accumulate,
+                           interpolate,
+                           winograd};
 
 } // namespace
 

@@ -1,7 +1,16 @@
-// AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later). The only flags: -mavx512{f,bw,vl,dq,vnni,vbmi} -mfma -O2.
-// 8 and 4 bit: vpdpbusd, exact, 64 products an instruction. 2 and 1 bit: vpermb as a look-up of 64 entries: the table
-// is chosen by the activations (three of 2 bit, or six of 1 bit: 64 possible tables, 4 KB of constants), the index is
-// the weights, so one instruction does 192 or 384 products.
+// AVX-512 kernels with VNNI and VBMI (Ice Lake, Zen 4 and later). Flags: -mavx512{f,bw,vl,dq,vnni,vbmi} -mfma -O2.
+// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 to 4.
+//
+//   tile: up to 6 rows x 4 vectors (or 8 x 2), 24 accumulators in the 32 registers
+//            w[0]: 16 channels   w[1]      w[2]      w[3]
+//    x[0] -> | acc 0,0         | acc 0,1 | acc 0,2 | acc 0,3 |     x[r] is broadcast: 4 codes
+//    ...     | ...             | ...     | ...     | ...     |     or 1 float of row r
+//    x[5] -> | acc 5,0         | acc 5,1 | acc 5,2 | acc 5,3 |
+//
+//   8 to 3 bit vpdpbusd, exact, 64 products per instruction
+//   2, 1 bit   vpermb as a table lookup of 64 entries. The activations (three of 2 bits, or six of 1 bit) choose one of
+//   64
+//              tables (4 KB of constants); the weights are the index. One instruction does 192 or 384 products.
 #include "kernels.h"
 
 #include <immintrin.h>
@@ -17,33 +26,34 @@ constexpr int W = 16;
 using F = __m512;
 using I = __m512i;
 
-inline __mmask16 first(int n) {
+inline __mmask16 lane_mask(int n) {
     return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
 }
 inline F load(const float *p, int n) {
-    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(first(n), p);
+    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lane_mask(n), p);
 }
 inline I load(const int32_t *p, int n) {
-    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(first(n), p);
+    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(lane_mask(n), p);
 }
 inline I load_codes(const uint8_t *p, int n) {
     return _mm512_cvtepu8_epi32(n >= W ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))
-                                       : _mm_maskz_loadu_epi8(first(n), p));
+                                       : _mm_maskz_loadu_epi8(lane_mask(n), p));
 }
 inline void store(float *p, F v, int n) {
     if (n >= W)
         _mm512_storeu_ps(p, v);
     else
-        _mm512_mask_storeu_ps(p, first(n), v);
+        _mm512_mask_storeu_ps(p, lane_mask(n), v);
 }
 inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
     const __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
     if (n >= W)
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p), codes);
     else
-        _mm_mask_storeu_epi8(p, first(n), codes);
+        _mm_mask_storeu_epi8(p, lane_mask(n), codes);
 }
-// Packs work on quarters: their dwords hold lanes 0..3 of all vectors, then lanes 4..7, and so on.
+// The pack instructions work on 128-bit quarters: their dwords hold lanes 0..3 of all vectors, then lanes 4..7, and so
+// on.
 inline I packed(I a, I b) {
     const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b));
@@ -81,7 +91,7 @@ inline F smaller(F a, F b) {
 inline F to_float(I a) {
     return _mm512_cvtepi32_ps(a);
 }
-// Both factors fit 16 bit and a is not negative: its upper half is 0, so one vpmaddwd is a 32 bit product.
+// Both factors fit 16 bits and a is not negative: its upper half is 0, so one vpmaddwd is a 32-bit product.
 inline I multiply_add(I a, I b, I c) {
     return _mm512_add_epi32(_mm512_madd_epi16(a, b), c);
 }
@@ -96,11 +106,11 @@ ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "finish.inl"
+#include "epilogue.inl"
 
-// Winograd: V as bytes. Of 5 bit codes it lies in -62 .. 62, or 0 .. 124 at position 5.
+// Winograd: V as bytes. For 5-bit codes V lies in -62 .. 62, or 0 .. 124 at position 5.
 struct ByteForm {
     static constexpr int kLanes = 64, kBias = 62;
     static I load(const uint8_t *p) { return _mm512_loadu_si512(p); }
@@ -121,13 +131,13 @@ inline I quarter(I a) {
 
 #include "winograd.inl"
 
-// 32 offsets at once, of six channels of 1 bit or three of 2; see lookup_offsets in rows.inl for what they are.
+// 32 offsets at once, of six 1-bit or three 2-bit channels; lookup_offsets in vector_kernels.inl defines them.
 template <int Group, int Bits>
 void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets) {
     for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
         for (int g = 0; g < steps; g += 32) {
             const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
-            __m256i index = _mm256_setzero_si256(); // a byte each
+            __m256i index = _mm256_setzero_si256(); // one byte per offset
 #pragma GCC unroll 6
             for (int part = Group - 1; part >= 0; --part) {
                 for (int b = 0; b < Bits; ++b)
@@ -147,9 +157,9 @@ void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps
     (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
-// Four pixels at a time, each sum in eight parts of 64 bit, then two sums in the halves of those.
+// Four pixels at a time: each sum in eight 64-bit parts, then two sums in the 32-bit halves of each part.
 void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
-    const __mmask64 rest = channels % 64 ? (1ull << (channels % 64)) - 1 : ~0ull; // of the last vector
+    const __mmask64 rest = channels % 64 ? (1ull << (channels % 64)) - 1 : ~0ull; // lanes of the last vector
     for (; count > 0; count -= 4, codes += 4 * pixel, sums += 4 * stride) {
         I parts[4] = {I{}, I{}, I{}, I{}};
         for (int c = 0; c < channels; c += 64)
@@ -177,33 +187,33 @@ inline I broadcast4(const uint8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
-// What an image's pixels become would fill half a vector, across two lines of the cache.
-void quad_input_zmm(const QuadInput &q) {
+// A short array would fill half a vector and cross a cache line: AVX2 is faster there.
+void toom_cook_input_zmm(const ToomCookInput &q) {
     if (q.count <= W / 2)
-        kernels_avx2()->quad_input(q);
+        kernels_avx2()->toom_cook_input(q);
     else
-        quad_input(q);
+        toom_cook_input(q);
 }
 
 #include "tiles.inl"
 
-// --- 8 and 4 bit: vpdpbusd, four channels a step ---------------------------------------------------------------------
+// --- 8 to 3 bit: vpdpbusd, four channels per step --------------------------------------------------------------------
 
 struct Dot {
     using Vector = I;
     using Code = uint8_t;
-    static constexpr int kHold = 0;
+    static constexpr int kSafeSteps = 0;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
     template <int R, int V> using Totals = WholeSums<R, V>;
 };
 
-// --- 2 and 1 bit: look-up --------------------------------------------------------------------------------------------
+// --- 2 and 1 bit: table lookup ---------------------------------------------------------------------------------------
 
-// table[a][w] = sum of the products of the group's codes in a and w.
+// table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
 template <int Bits> struct Products {
     alignas(64) uint8_t table[64][64];
     constexpr Products() : table() {
@@ -219,13 +229,13 @@ template <int Bits> struct Products {
 constexpr Products<1> products1;
 constexpr Products<2> products2;
 
-// Byte sums hold 255 / (largest entry) steps at least: 6 per step at 1 bit, 27 at 2 bit. Then the even bytes (channels
-// 0..31 of the vector: panels.cpp interleaves them) go to `low`, the odd ones (32..63) to `high`, both 16 bit. There
-// are registers enough for all of them.
+// An 8-bit sum holds at least 255 / (largest entry) steps; the largest entry is 6 at 1 bit and 27 at 2 bits. Then even
+// bytes (channels 0..31 of the vector: panels.cpp interleaves them) are added to `low` and odd bytes (32..63) to
+// `high`, both in 16 bits. All fit in registers.
 template <int Bits> struct LookUp {
     using Vector = I;
     using Code = uint16_t;
-    static constexpr int kHold = -1;
+    static constexpr int kSafeSteps = -1;
     static I input(const uint16_t *in, int s) {
         const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
         return _mm512_load_si512(table + in[s]);
@@ -236,7 +246,7 @@ template <int Bits> struct LookUp {
     template <int R, int V> struct Totals {
         I low[R][V] = {}, high[R][V] = {};
 
-        ANYPREC_INLINE void take(I (&acc)[R][V]) {
+        ANYPREC_INLINE void flush(I (&acc)[R][V]) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -246,8 +256,8 @@ template <int Bits> struct LookUp {
                     acc[r][v] = I{};
                 }
         }
-        ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
-            take(acc);
+        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+            flush(acc);
             alignas(64) uint16_t sums[R][64 * V];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
@@ -256,52 +266,53 @@ template <int Bits> struct LookUp {
                     store(sums[r] + 64 * v, low[r][v]);
                     store(sums[r] + 64 * v + 32, high[r][v]);
                 }
-            finish_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+            epilogue_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
         }
     };
 };
 
-// --- The table -------------------------------------------------------------------------------------------------------
+// --- The table of kernels --------------------------------------------------------------------------------------------
 
 constexpr Tiles dots = tiles_of<Loop<Dot>, 8, 8, 6>(), multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
-constexpr Reads groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
-constexpr Reads centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
-constexpr Reads floats = {Input::floats, Coding::floats, 1, 16};
+constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
+constexpr Operands centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
+constexpr Operands floats = {Input::floats, Coding::floats, 1, 16};
 
 constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
 constexpr TileKernel dot_7bit("vpdpbusd", centered, {7, 8}, dots, 108);
 constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
-constexpr TileKernel float_quads("fma in quads", floats, {0, 0}, tiles_of<QuadTiles, 8, 8>(), 1, Way::quads);
+constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8>(), 1,
+                                     Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
 
-// Nine weights of 3 bit add up to 63 at most, of 4 bit to 135, but 72 where they are c - 8.
+// U must fit 8 bits. Nine 3-bit weights add up to at most 63; nine 4-bit ones to 135, but to 72 as c - 8.
 constexpr Winograd winograd_3bit =
-    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centered, {3, 5}, dots, 108, Way::winograd}, 4.5);
+    winograd_of<ByteForm>({"winograd vpdpbusd, 3 bit", centered, {3, 5}, dots, 108, Algorithm::winograd}, 4.5);
 constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Way::winograd}, 4.5);
+    winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Algorithm::winograd}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"avx512",
                            integer,
                            &float_fma,
-                           &float_quads,
-                           quad_input_zmm,
-                           depth_codes,
-                           depth_floats,
-                           finish_floats,
+                           &float_toom_cook,
+                           toom_cook_input_zmm,
+                           depthwise_codes,
+                           depthwise_floats,
+                           epilogue_floats,
                            lookup_offsets_zmm,
-                           pair_offsets,
+                           pixel_pair_offsets,
                            widen,
                            to_floats,
                            sums_zmm,
                            maximum,
                            maximum_codes,
                            accumulate,
-                           mix,
+                           interpolate,
                            winograd};
 
 } // namespace

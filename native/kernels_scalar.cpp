@@ -1,4 +1,10 @@
-// The reference: no vectors, no tricks, runs anywhere. Every other table is compared with it bit for bit.
+// Scalar kernels, the reference: no vectors, run on any CPU. Every other table is compared with this one bit for bit.
+// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 to 4.
+//
+//   tile: 1 row x 8 output channels; a step is one input channel
+//            +----+----+-----+----+
+//    x[s] -> | a0 | a1 | ... | a7 |   a[c] += x[s] * w[s][c]
+//            +----+----+-----+----+
 #include "kernels.h"
 
 #include <cmath>
@@ -25,7 +31,7 @@ inline void store(float *p, F v, int) {
 }
 inline void store_codes(uint8_t *p, F v, int) {
     *p = static_cast<uint8_t>(std::nearbyint(v));
-} // half to even
+} // round half to even
 inline F set1(float x) {
     return x;
 }
@@ -40,7 +46,7 @@ inline F add(F a, F b) {
 }
 inline I add(I a, I b) {
     return static_cast<I>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-} // wraps
+} // wraps modulo 2^32
 inline F larger(F a, F b) {
     return a > b ? a : b;
 }
@@ -54,9 +60,9 @@ inline I multiply_add(I a, I b, I c) {
     return a * b + c;
 }
 
-#include "rows.inl"
+#include "vector_kernels.inl"
 
-#include "quads.inl"
+#include "toom_cook.inl"
 
 constexpr int kLanes = 8; // channels of a block
 
@@ -70,7 +76,7 @@ void dot(const Tile &t) {
                 acc[c] += in[s] * w[c];
     }
     for (int c = 0; c < t.channels; ++c)
-        finish_integer(t.epilogue, 0, c, 1, acc[c]);
+        epilogue_integer(t.epilogue, 0, c, 1, acc[c]);
 }
 
 void multiply(const Tile &t) {
@@ -83,16 +89,16 @@ void multiply(const Tile &t) {
                 acc[c] = std::fma(in[s], w[c], acc[c]);
     }
     for (int c = 0; c < t.channels; ++c)
-        finish_float(t.epilogue, 0, c, 1, acc[c]);
+        epilogue_float(t.epilogue, 0, c, 1, acc[c]);
 }
 
-void multiply_quad(const Tile &t) {
-    const QuadTile &q = t.quads;
-    float halfway[kLanes][kQuad][kQuadPoints], y[kQuad];
+void multiply_toom_cook(const Tile &t) {
+    const ToomCookTile &q = t.toom_cook;
+    float halfway[kLanes][kToomCookOutputs][kToomCookPoints], y[kToomCookOutputs];
     const float *w = reinterpret_cast<const float *>(t.panel);
-    for (size_t down = 0; down < kQuadPoints; ++down) {
-        float m[kLanes][kQuadPoints] = {};
-        for (size_t across = 0; across < kQuadPoints; ++across)
+    for (size_t down = 0; down < kToomCookPoints; ++down) {
+        float m[kLanes][kToomCookPoints] = {};
+        for (size_t across = 0; across < kToomCookPoints; ++across)
             for (size_t half = 0; half < 2; ++half) {
                 const float *in =
                     reinterpret_cast<const float *>(t.base + q.line * (2 * down + half) + q.position * across);
@@ -101,29 +107,30 @@ void multiply_quad(const Tile &t) {
                         m[c][across] = std::fma(in[s], w[c], m[c][across]);
             }
         for (int c = 0; c < kLanes; ++c) {
-            quad_outputs(m[c], y);
-            for (int x = 0; x < kQuad; ++x)
+            toom_cook_output(m[c], y);
+            for (int x = 0; x < kToomCookOutputs; ++x)
                 halfway[c][x][down] = y[x];
         }
     }
     for (int c = 0; c < t.channels; ++c)
         for (int x = 0; x < q.pixels; ++x) {
-            quad_outputs(halfway[c][x], y);
+            toom_cook_output(halfway[c][x], y);
             for (int line = 0; line < q.lines; ++line)
-                finish_float(t.epilogue, static_cast<size_t>(line) * q.width + x, c, 1, y[line]);
+                epilogue_float(t.epilogue, static_cast<size_t>(line) * q.width + x, c, 1, y[line]);
         }
 }
 
-constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply}, quads[] = {multiply_quad};
+constexpr TileFunction dots[] = {dot}, multiplies[] = {multiply}, toom_cook[] = {multiply_toom_cook};
 constexpr TileKernel integer_dot("scalar", {Input::codes, Coding::centered16, 1, kLanes}, {8, 8}, {0, {1}, {dots}}, 1);
 constexpr TileKernel float_dot("scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0}, {0, {1}, {multiplies}}, 1);
-constexpr TileKernel float_quads("scalar, in quads", {Input::floats, Coding::floats, 1, kLanes}, {0, 0},
-                                 {0, {1}, {quads}}, 1, Way::quads);
+constexpr TileKernel float_toom_cook("toom-cook scalar", {Input::floats, Coding::floats, 1, kLanes}, {0, 0},
+                                     {0, {1}, {toom_cook}}, 1, Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
-constexpr Kernels table = {"scalar",     integer,     &float_dot,     &float_quads, quad_input, depth_codes,
-                           depth_floats, finish_rows, lookup_offsets, pair_offsets, widen,      to_floats,
-                           sums,         maximum,     maximum_codes,  accumulate,   mix};
+constexpr Kernels table = {"scalar",        integer,          &float_dot,    &float_toom_cook, toom_cook_input,
+                           depthwise_codes, depthwise_floats, epilogue_rows, lookup_offsets,   pixel_pair_offsets,
+                           widen,           to_floats,        sums,          maximum,          maximum_codes,
+                           accumulate,      interpolate};
 
 } // namespace
 

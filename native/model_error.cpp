@@ -1,5 +1,5 @@
 // See model_error.h.
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 

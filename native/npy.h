@@ -1,5 +1,5 @@
-// .npy files (numpy's array format, versions 1 to 3): read float32 and uint8 arrays in C order, write float32 ones.
-// Used by anyprec-run alone.
+// .npy files (numpy's array format, versions 1 to 3): reads float32 and uint8 arrays in C order, writes float32 arrays.
+// Used only by anyprec-run.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "quads.h"
+#include "toom_cook.h"
 
 namespace anyprec {
 namespace {
@@ -13,13 +13,13 @@ namespace {
 Panel allocate(size_t bytes) {
     Panel panel;
     panel.bytes = bytes;
-    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; room to align, and to read past the end
+    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; slack for alignment and for reads past the end
     panel.data = at_line(panel.storage.get());
     return panel;
 }
 
-// Where channel c of a vector sits, in elements. Look-ups leave 8 bit sums that are widened by taking the even bytes
-// (the first half of the channels) and the odd bytes (the second half) apart.
+// Position of channel c in a vector, in elements. Lookup kernels widen their 8-bit sums by separating even bytes (first
+// half of the channels) and odd bytes (second half).
 int lane_of(const TileKernel &kernel, int c) {
     if (kernel.coding != Coding::lookup)
         return c;
@@ -27,8 +27,8 @@ int lane_of(const TileKernel &kernel, int c) {
     return c < half ? 2 * c : 2 * (c - half) + 1;
 }
 
-// (2G) g (2G)' of all input channels of one output channel: in codes [9][in], out [16][in]. 2G is 2 0 0, 1 1 1, 1 -1 1,
-// 0 0 2. A weight is factor times its code plus shift; at 8 bit U reaches 9 x 255.
+// Winograd weights (2G) g (2G)' of one output channel: codes [9][in] -> [16][in]. The rows of 2G are 2 0 0, 1 1 1, 1 -1
+// 1 and 0 0 2. A weight is factor * code + shift. At 8 bits U is at most 9 x 255.
 void transform_weights(const uint8_t *codes, int in, int factor, int shift, int16_t *out) {
     for (int c = 0; c < in; ++c) {
         int g[3][3], t[4][3]; // t = 2G g
@@ -50,14 +50,15 @@ void transform_weights(const uint8_t *codes, int in, int factor, int shift, int1
 
 Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
     const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
-    const int out = weight.shape[0], in = weight.shape[3], group = kernel.group, lanes = kernel.lanes;
+    const int out = weight.shape[0], in = weight.shape[3], group = kernel.step_channels, lanes = kernel.lanes;
     const int steps = (in + group - 1) / group;
     const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centered16;
     const int factor = offset ? 1 : 2, shift = offset ? -(1 << (bits - 1)) : 1 - (1 << bits);
     const std::vector<Block> blocks = cut_blocks(kernel, out, 16, steps);
     const size_t vector = vector_bytes(kernel), element = wide ? 2 : 1;
 
-    Panel panel = allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().shift));
+    Panel panel =
+        allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().log2_vectors));
     panel.group_bytes = panel.bytes;
     panel.bias.resize(4 * static_cast<size_t>(out));
     std::vector<int16_t> u(16 * static_cast<size_t>(in));
@@ -65,7 +66,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
         for (int c = 0; c < block.channels; ++c) {
             const int channel = block.first + c;
             transform_weights(codes.data() + static_cast<size_t>(channel) * 9 * in, in, factor, shift, u.data());
-            const size_t stride = vector << block.shift; // from one step to the next
+            const size_t stride = vector << block.log2_vectors; // from one step to the next
             uint8_t *to =
                 panel.data + block.panel + vector * (c / lanes) + static_cast<size_t>(c % lanes) * group * element;
             int32_t sums[16] = {};
@@ -79,7 +80,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
                         else
                             to[j] = static_cast<uint8_t>(value);
                     }
-            for (int i = 0; i < 2; ++i) // A' sums A: the same steps as for any M
+            for (int i = 0; i < 2; ++i) // A' sums A, as for any M
                 for (int j = 0; j < 2; ++j) {
                     static constexpr int kRows[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
                     int32_t sum = 0;
@@ -91,48 +92,49 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     return panel;
 }
 
-// The least number of steps in a row, of any channel, whose sum might leave a byte, less one. A step adds at most its
-// weights times the largest activation: 31 steps at 2 bit where half of the bits are ones, 21 if all were.
-int steps_held(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int steps) {
+// The largest number of consecutive steps that cannot overflow 8 bits in any channel. A step adds at most its weights
+// times the largest activation. At 2 bits that is 31 steps where half of the weight bits are ones, 21 where all are.
+int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups,
+                     int steps) {
     const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
     const int most = 255 / ((1 << kernel.max_act_bits) - 1);
-    int weights[256] = {}; // of a step, added up
+    int weights[256] = {}; // sum of a step's weights, by byte of the panel
     for (int b = 0; b < 256; ++b)
         for (int i = 0; i < 8; i += bits)
             weights[b] += b >> i & ((1 << bits) - 1);
-    int hold = 1 << 30; // no limit
+    int safe_steps = 1 << 30; // no limit
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks) {
             const uint8_t *first = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
-            const size_t stride = vector_bytes(kernel) << block.shift; // from one step to the next
+            const size_t stride = vector_bytes(kernel) << block.log2_vectors; // from one step to the next
             for (size_t lane = 0; lane < stride; ++lane) {
-                const uint8_t *last = first + lane, *begin = last; // of a run of steps whose sum fits
+                const uint8_t *last = first + lane, *begin = last; // window of steps whose sum fits
                 int sum = 0;
                 for (int s = 0, run = 0; s < steps; ++s, last += stride) {
                     sum += weights[*last];
                     for (++run; sum > most; begin += stride) {
-                        hold = std::min(hold, --run);
+                        safe_steps = std::min(safe_steps, --run);
                         sum -= weights[*begin];
                     }
                 }
             }
         }
-    return hold;
+    return safe_steps;
 }
 
-// Coding::split8, out of offset8: where two neighbors are both positive or both negative and too large together, what
-// exceeds half of the limit goes to an extra step, behind the panel. Half of the limit is 64, so the rest fits as well.
+// Coding::split8 from offset8. Where two neighbors have the same sign and are too large together, the part beyond half
+// of the limit moves to an extra step, stored after the panel. Half of the limit is 64, so the remainder fits too.
 Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
                   int steps) {
     const int limit = 32767 / ((1 << kernel.max_act_bits) - 1), half = limit / 2;
-    const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // no weight alone is: 128 at most
+    const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // a single weight is at most 128
     std::vector<ExtraStep> extra;
     std::vector<Extras> extras;
     std::vector<uint8_t> rests;
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks) {
             uint8_t *step = plain.data + plain.group_bytes * static_cast<size_t>(g) + block.panel;
-            const size_t stride = vector_bytes(kernel) << block.shift;
+            const size_t stride = vector_bytes(kernel) << block.log2_vectors;
             extras.push_back({static_cast<int>(extra.size()), 0, plain.bytes + rests.size()});
             for (int tap = 0; tap < taps; ++tap)
                 for (int s = 0; s < steps; ++s, step += stride) {
@@ -169,7 +171,7 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
     std::vector<Block> blocks;
     size_t offset = 0;
     for (int first = 0; first < channels;) {
-        int shift = kernel.shifts; // the widest block, or the narrowest one that holds what is left
+        int shift = kernel.max_log2_vectors; // the widest block, or the narrowest that holds the remaining channels
         while (shift > 0 && (kernel.lanes << (shift - 1)) >= channels - first)
             --shift;
         const int width = std::min(kernel.lanes << shift, channels - first);
@@ -181,9 +183,9 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
 }
 
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
-    if (weight.codes) // of fixed bits: a byte each already
+    if (weight.codes) // fixed weight: one byte per code
         return std::vector<uint8_t>(weight.codes, weight.codes + weight.count);
-    // Eight codes at a time: spread[b] has bit i of b as byte i, so a plane's byte becomes eight bytes by one look-up.
+    // Eight codes at a time: spread[b] has bit i of b in byte i, so one lookup turns a plane's byte into eight bytes.
     uint64_t spread[256];
     for (int b = 0; b < 256; ++b) {
         spread[b] = 0;
@@ -195,7 +197,7 @@ std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int 
     std::vector<uint8_t> codes(8 * bytes);
     for (size_t i = 0; i < bytes; ++i) {
         uint64_t eight = 0;
-        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not mix
+        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not carry over
             eight = eight << 1 | spread[weight.planes[static_cast<size_t>(number)][i]];
         for (int j = 0; j < 8; ++j)
             codes[8 * i + j] = static_cast<uint8_t>(eight >> (8 * j));
@@ -212,22 +214,23 @@ std::vector<float> weight_floats(const Weight &weight) {
 }
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
-    if (kernel.way == Way::winograd)
+    if (kernel.algorithm == Algorithm::winograd)
         return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
     const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
     std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
     int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
-    if (kernel.way == Way::quads) {
-        values = quad_weights(values, weight.shape);
-        taps = kQuadPoints * kQuadPoints;
+    if (kernel.algorithm == Algorithm::toom_cook) {
+        values = toom_cook_weights(values, weight.shape);
+        taps = kToomCookPoints * kToomCookPoints;
         in = 4 * in;
     }
-    const int steps = (in + kernel.group - 1) / kernel.group, group = kernel.group, lanes = kernel.lanes;
+    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels, group = kernel.step_channels,
+              lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);
     const size_t group_bytes =
-        blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().shift);
+        blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().log2_vectors);
     const int center = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
@@ -238,12 +241,12 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
             for (int c = 0; c < block.channels; ++c) {
                 const size_t row = (static_cast<size_t>(g) * out + block.first + c) * taps * in;
                 const int lane = lane_of(kernel, c % lanes);
-                const size_t stride = vector << block.shift; // from one step to the next
+                const size_t stride = vector << block.log2_vectors; // from one step to the next
                 uint8_t *to = panel.data + g * group_bytes + block.panel + vector * (c / lanes);
                 for (int tap = 0; tap < taps; ++tap)
                     for (int s = 0; s < steps; ++s, to += stride)
                         for (int j = 0; j < group; ++j) {
-                            // A look-up group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
+                            // A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
                             const int i = is_lookup ? s + j * steps : s * group + j;
                             if (i >= in)
                                 break;
@@ -268,7 +271,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                             case Coding::lookup:
                                 to[lane] = static_cast<uint8_t>(to[lane] | codes[from] << (j * kernel.max_weight_bits));
                                 break;
-                            case Coding::lookup_planes: // two bits: lower ones in the even byte, upper in the odd
+                            case Coding::lookup_planes: // 2 bits: lower bits in the even byte, upper bits in the odd
+                                                        // byte
                                 to[2 * lane] = static_cast<uint8_t>(to[2 * lane] | (codes[from] & 1) << j);
                                 to[2 * lane + 1] = static_cast<uint8_t>(to[2 * lane + 1] | codes[from] >> 1 << j);
                                 break;
@@ -276,13 +280,13 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                         }
             }
     if (is_lookup)
-        panel.hold = steps_held(panel, kernel, blocks, groups, taps * steps);
+        panel.safe_steps = count_safe_steps(panel, kernel, blocks, groups, taps * steps);
     if (kernel.coding == Coding::split8)
         return split_pairs(panel, kernel, blocks, groups, taps, steps);
     return panel;
 }
 
-Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits) {
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits) {
     const int channels = weight.shape[0], taps = weight.shape[1] * weight.shape[2];
     Panel panel = allocate(4 * weight.count);
     panel.group_bytes = panel.bytes;

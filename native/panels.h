@@ -1,5 +1,6 @@
-// Panels: a weight in the order one kernel reads it. In: the planes of the file (or floats), a kernel, a width.
-// Out: one block of bytes per group and block of output channels. Built on first use of a width, kept by engine.cpp.
+// Panels: a weight in the order in which one kernel reads it. In: bit planes of the file (FORMAT.md, section 1) or
+// floats, a kernel, a width. Out: a block of bytes per group and block of output channels. Built on first use of a
+// width, kept by engine.cpp.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +12,36 @@
 
 namespace anyprec {
 
-// A run of output channels that one tile computes: 2^shift vectors, `channels` of them real.
+// Output channels that one tile computes: 2^log2_vectors vectors, of which `channels` channels are real.
 struct Block {
-    int first; // channel, within the group
+    int first; // channel within the group
     int channels;
-    int shift;
-    size_t panel; // bytes from the group's panel
+    int log2_vectors;
+    size_t panel; // bytes from the start of the group's panel
 };
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps);
 
-struct Extras { // of one block
+struct Extras { // extra steps of one block
     int first, count;
-    size_t panel; // bytes from the panel's first
+    size_t panel; // bytes from the start of the panel
 };
 
 struct Panel {
     std::unique_ptr<uint8_t[]> storage;
-    uint8_t *data = nullptr; // at a cache line, [group][block][tap][step][vector]
+    uint8_t *data = nullptr; // cache-line aligned, [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
-    int hold = 0; // look-ups: of so many steps in a row no sum leaves a byte, with these weights and any activations
-    std::vector<ExtraStep> extra; // split8; their weights lie behind all others
+    int safe_steps = 0; // lookup kernels: so many consecutive steps cannot overflow 8 bits, whatever the activations
+    std::vector<ExtraStep> extra; // split8; their weights follow all others
     std::vector<Extras> extras;   // by group and block
     std::vector<int32_t> bias;    // Winograd: what a bias of 1 on V adds to the four outputs, times 4: [4][out]
 };
 
-// What a tile reads of its panel: block number `block` of a group.
+// Sets what a tile reads of its panel: block number `block` of a group.
 inline void set_panel(Tile &tile, const Panel &panel, const std::vector<Block> &blocks, int group, int block) {
-    tile.panel = tile.ahead = panel.data + panel.group_bytes * static_cast<size_t>(group) + blocks[block].panel;
-    tile.hold = panel.hold;
+    tile.panel = tile.prefetch_from = panel.data + panel.group_bytes * static_cast<size_t>(group) + blocks[block].panel;
+    tile.safe_steps = panel.safe_steps;
     if (panel.extras.empty())
         return;
     const Extras &extras = panel.extras[static_cast<size_t>(group) * blocks.size() + block];
@@ -49,20 +50,20 @@ inline void set_panel(Tile &tile, const Panel &panel, const std::vector<Block> &
     tile.extra_panel = panel.data + extras.panel;
 }
 
-// The first cache line at or behind p.
+// The first cache line at or after p.
 inline uint8_t *at_line(uint8_t *p) {
     return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
 }
 
-// Codes of a weight at `bits`, from its planes, (out, kh, kw, in).
+// Codes of a weight at `bits`, from its planes: (out, kh, kw, in).
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits);
 
-// The float weight: its own values, or the tail of a quantized one.
+// Float values of a weight: its own, or the tail of a quantized weight.
 std::vector<float> weight_floats(const Weight &weight);
 
 Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups);
 
-// For depth_codes and depth_floats: [tap][channel], int32 2c+1-2^k or floats (bits 32).
-Panel build_depth_panel(const Graph &graph, const Weight &weight, int bits);
+// For depthwise_codes and depthwise_floats: [tap][channel], int32 2c + 1 - 2^k, or float (bits 32).
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits);
 
 } // namespace anyprec

@@ -1,4 +1,4 @@
-// See plan.h and plan_builder.h. In reading order: ops in turn, ops that become a step of their own, memory.
+// See plan.h and plan_builder.h. In reading order: all ops, ops with a step of their own, memory.
 #include "plan.h"
 
 #include <limits>
@@ -26,8 +26,8 @@ Plan Builder::build() {
     const size_t values = graph.ops.size() + 1;
     readers.resize(values);
     is_output.assign(values, false);
-    absorbed.assign(graph.ops.size(), false);
-    plan.places.resize(values);
+    fused.assign(graph.ops.size(), false);
+    plan.buffers.resize(values);
     for (size_t i = 0; i < graph.ops.size(); ++i)
         for (int input : graph.ops[i].inputs)
             readers[static_cast<size_t>(input)].push_back(static_cast<int>(i));
@@ -36,11 +36,11 @@ Plan Builder::build() {
     for (size_t v = 0; v < values; ++v)
         plan.codes.push_back(has_codes(static_cast<int>(v)));
 
-    frame_input();
-    use(0, place(0)); // the caller writes it before the first step
+    pad_input();
+    use(0, buffer(0)); // the caller writes it before the first step
     for (size_t i = 0; i < graph.ops.size(); ++i) {
         const OpKind kind = graph.ops[i].kind;
-        if (absorbed[i])
+        if (fused[i])
             continue;
         if (kind == OpKind::conv || kind == OpKind::linear)
             conv_step(static_cast<int>(i));
@@ -48,7 +48,7 @@ Plan Builder::build() {
             plain_step(static_cast<int>(i));
     }
     for (int value : graph.outputs) // the caller reads them after the last step
-        use(step_number(), place(value));
+        use(step_number(), buffer(value));
     overwrite_residuals();
     lay_out();
     ConvStep *before = nullptr;
@@ -78,10 +78,10 @@ Step &Builder::add_step(Step::Kind kind, const Op *op) {
 void Builder::plain_step(int number) {
     const Op &op = graph.ops[static_cast<size_t>(number)];
     using Kind = Step::Kind;
-    Kind kind = Kind::finish;
+    Kind kind = Kind::elementwise;
     switch (op.kind) {
     case OpKind::dequantize:
-        kind = has_codes(op.inputs[0]) ? Kind::dequantize : Kind::finish;
+        kind = has_codes(op.inputs[0]) ? Kind::dequantize : Kind::elementwise;
         break;
     case OpKind::concat:
         kind = Kind::concat;
@@ -111,11 +111,11 @@ void Builder::plain_step(int number) {
     const int step = step_number();
     Step &s = add_step(kind, &op);
     for (int input : op.inputs) {
-        s.inputs.push_back(place(input));
+        s.inputs.push_back(buffer(input));
         s.input_shapes.push_back(shape(input));
         use(step, s.inputs.back());
     }
-    s.out = place(number + 1);
+    s.out = buffer(number + 1);
     s.shape = shape(number + 1);
     s.codes = has_codes(number + 1);
     write(step, s, s.out);
@@ -149,7 +149,7 @@ void Builder::set_scale(const Op &op, int channels, const float *&scale, const f
     shift = scale + channels;
 }
 
-// A clip, or a quantize that rectifies in a float profile.
+// A clip, or in a float profile a quantize with `rectify`.
 void Builder::set_clip(int op, bool &on, float &low, float &high) const {
     const Op &o = graph.ops[static_cast<size_t>(op)];
     on = true;
@@ -169,82 +169,82 @@ void Builder::too_large(int value, uint64_t bytes) const {
                      std::to_string(bytes >> 20) + " MiB; the engine holds at most 2048, give a smaller image");
 }
 
-Place Builder::make_place(int value, size_t pixel_bytes, int pixels) {
-    Place p;
+Buffer Builder::make_buffer(int value, size_t pixel_bytes, int pixels) {
+    Buffer p;
     p.pixels = pixels;
     p.pixel = pixel_bytes;
     p.image = (pixel_bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
     if (p.image >= size_t(1) << 31)
         too_large(value, p.image);
-    // Kernels read whole steps and may run past the last pixel by less than 128 bytes.
+    // Kernels read whole steps: up to 127 bytes past the last pixel.
     p.offset = memory.add(p.image * static_cast<size_t>(plan.images) + 128);
     return p;
 }
 
-// The place of a value, made on first mention.
-Place Builder::place(int value) {
-    Place &p = plan.places[static_cast<size_t>(value)];
+// The buffer of a value, made on first use.
+Buffer Builder::buffer(int value) {
+    Buffer &p = plan.buffers[static_cast<size_t>(value)];
     if (!p.pixel)
-        p = make_place(value, static_cast<size_t>(shape(value).c) * (has_codes(value) ? 1 : 4),
-                       shape(value).h * shape(value).w);
+        p = make_buffer(value, static_cast<size_t>(shape(value).c) * (has_codes(value) ? 1 : 4),
+                        shape(value).h * shape(value).w);
     return p;
 }
 
-// Memory of one step alone.
+// Memory for the duration of one step.
 size_t Builder::scratch(size_t bytes, int step) {
     const size_t object = memory.add(bytes);
     memory.use(object, step);
     return object;
 }
 
-void Builder::write(int number, Step &step, const Place &p) {
+void Builder::write(int number, Step &step, const Buffer &p) {
     use(number, p);
     step.zero_rows.push_back({p.offset, p.image, p.pixel});
 }
 
-// Calls body(offset) for all that a plan knows of places in the arena.
+// Calls body(offset) for every arena offset in a plan.
 template <typename Body> void over_offsets(Plan &plan, Body body) {
-    const auto visit = [&](Place &p) {
+    const auto visit = [&](Buffer &p) {
         if (p.pixel)
             body(p.offset);
     };
-    for (Place &p : plan.places)
+    for (Buffer &p : plan.buffers)
         visit(p);
     for (Step &s : plan.steps) {
-        for (Place &p : s.inputs)
+        for (Buffer &p : s.inputs)
             visit(p);
         visit(s.out);
         for (ZeroRow &zeros : s.zero_rows)
             body(zeros.offset);
         if (s.prepare)
-            for (Place *p : {&s.prepare->from, &s.prepare->to, &s.prepare->sums})
+            for (Buffer *p : {&s.prepare->from, &s.prepare->to, &s.prepare->sums})
                 visit(*p);
         if (!s.conv)
             continue;
-        for (Place *p : {&s.conv->input, &s.conv->sums, &s.conv->residual, &s.conv->out, &s.conv->codes})
+        for (Buffer *p : {&s.conv->input, &s.conv->sums, &s.conv->residual, &s.conv->out, &s.conv->codes})
             visit(*p);
         if (s.conv->sums.pixel)
             body(s.conv->windows);
         if (s.conv->winograd) {
-            body(s.conv->winograd->made);
+            body(s.conv->winograd->transformed);
             body(s.conv->winograd->sums);
         }
-        if (s.conv->quads)
-            body(s.conv->quads->memory);
-        if (s.conv->pooled) {
-            visit(s.conv->pooled->out);
-            body(s.conv->pooled->lines);
+        if (s.conv->toom_cook)
+            body(s.conv->toom_cook->memory);
+        if (s.conv->fused_pool) {
+            visit(s.conv->fused_pool->out);
+            body(s.conv->fused_pool->lines);
         }
     }
 }
 
-// A residual that is read for the last time by the convolution that adds to it: write the sum over it.
+// Lets a convolution write over its residual, where it is the last reader of the residual.
 void Builder::overwrite_residuals() {
     for (size_t i = 0; i < plan.steps.size(); ++i) {
         const ConvStep *conv = plan.steps[i].conv.get();
         if (!conv || !conv->has_residual || !conv->has_out)
             continue;
-        // Not where the convolution reads it as well: neighbors would see the sum.
+        // Not where the convolution also reads it as input: neighboring pixels would see the sum.
         const size_t old = conv->out.offset, now = conv->residual.offset;
         if (conv->input.offset != now && memory.hand_over(now, old, static_cast<int>(i)))
             over_offsets(plan, [&](size_t &offset) { offset = offset == old ? now : offset; });

@@ -1,5 +1,5 @@
-// A Plan in the making: make_plan's work, op by op. In: what make_plan gets. Out: the plan, from build().
-// Convolutions, with the ops they absorb, are in plan_conv.cpp; all else is in plan.cpp.
+// Builder: makes a Plan op by op. In: the arguments of make_plan. Out: the plan, from build(). Convolutions and the ops
+// fused with them are in plan_conv.cpp, everything else in plan.cpp.
 #pragma once
 
 #include <map>
@@ -7,18 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include "choose.h"
-#include "lifetimes.h"
+#include "arena_planner.h"
+#include "kernel_selection.h"
 #include "plan.h"
 
 namespace anyprec {
 
-// What a convolution absorbs: op numbers, -1 where there is none.
-struct Absorbed {
+// What is fused into a convolution: op numbers, -1: none.
+struct Fused {
     int clip_first = -1, add = -1, clip_second = -1, quantize = -1;
     int residual = -1; // value
-    int value = 0;     // the float value it ends in
-    bool store = true; // whether anyone else reads that
+    int value = 0;     // the float value after the fused ops
+    bool store = true; // whether another op reads it
 };
 
 class Builder {
@@ -30,20 +30,21 @@ class Builder {
   private:
     const Graph &graph;
     const Profile &profile;
-    const size_t row; // of every table
+    const size_t row; // of this profile in every table
     const Kernels &kernels;
     const PanelSource &panels;
     Plan plan;
-    Taps taps;
+    TapTables taps;
 
     std::vector<std::vector<int>> readers; // by value: op numbers
     std::vector<bool> is_output;           // by value
-    std::vector<bool> absorbed;            // by op
+    std::vector<bool> fused;               // by op
 
-    // Until all lifetimes are known, Place::offset is the number of an object.
-    Lifetimes memory;
-    std::map<std::tuple<int, int, int, int, const Pairs *>, Place> prepared; // by value, Input, group, bits, pairs
-    std::map<std::pair<int, int>, Place> summed;                             // by value, groups
+    // Until all lifetimes are known, Buffer::offset is the number of an ArenaPlanner object.
+    ArenaPlanner memory;
+    std::map<std::tuple<int, int, int, int, const PixelPairs *>, Buffer>
+        prepared;                                 // by value, Input, group, bits, pairs
+    std::map<std::pair<int, int>, Buffer> summed; // by value, groups
 
     const Op &op_of(int value) const { return graph.ops[static_cast<size_t>(value - 1)]; }
     const Shape &shape(int value) const { return plan.shapes[static_cast<size_t>(value)]; }
@@ -65,24 +66,24 @@ class Builder {
     // Convolutions, in plan_conv.cpp
     int sole_reader(int value) const;
     bool acts_as_clip(int op) const;
-    Absorbed absorb(int conv);
+    Fused fuse(int conv);
     void conv_step(int op);
-    void frame_input();
-    const Winograd *choose_integer(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
-    void choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
-    int pool_of(const Absorbed &a, const Shape &out) const;
+    void pad_input();
+    const Winograd *choose_integer_kernel(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
+    void choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
+    int fusible_pool(const Fused &a, const Shape &out) const;
     void plan_pool(ConvStep &conv, int pool, const Shape &out);
     void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
-    void conv_places(ConvStep &conv, const Absorbed &a, Step &step, int number);
+    void allocate_conv(ConvStep &conv, const Fused &a, Step &step, int number);
 
     // Memory
     [[noreturn]] void too_large(int value, uint64_t bytes) const;
-    Place place(int value);
-    Place make_place(int value, size_t pixel_bytes, int pixels);
+    Buffer buffer(int value);
+    Buffer make_buffer(int value, size_t pixel_bytes, int pixels);
     size_t scratch(size_t bytes, int step);
-    void use(int step, const Place &p) { memory.use(p.offset, step); }
-    void write(int number, Step &step, const Place &p); // with its row of zeros
+    void use(int step, const Buffer &p) { memory.use(p.offset, step); }
+    void write(int number, Step &step, const Buffer &p); // with its pixel of zeros
     void overwrite_residuals();
     void lay_out();
 };

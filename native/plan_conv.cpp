@@ -1,16 +1,16 @@
-// Convolutions of a plan (plan_builder.h): which ops one absorbs, which kernel computes it, what is made ready for that
-// kernel, and where everything lies.
+// Convolutions of a plan (plan_builder.h): which ops are fused, which kernel computes it, the inputs prepared for that
+// kernel, and the memory of everything.
 #include <algorithm>
 #include <map>
 
-#include "choose.h"
+#include "kernel_selection.h"
 #include "plan_builder.h"
-#include "quads.h"
+#include "toom_cook.h"
 #include "winograd.h"
 
 namespace anyprec {
 
-// --- What a convolution absorbs -----------------------------------------------------------------------------------
+// --- Fusion -------------------------------------------------------------------------------------------------------
 
 int Builder::sole_reader(int value) const {
     const auto &list = readers[static_cast<size_t>(value)];
@@ -23,13 +23,13 @@ bool Builder::acts_as_clip(int op) const {
            (o.kind == OpKind::quantize && !o.affine && o.rectify && act_bits(op) == FLOAT_BITS);
 }
 
-Absorbed Builder::absorb(int conv) {
-    Absorbed a;
+Fused Builder::fuse(int conv) {
+    Fused a;
     a.value = conv + 1;
     int next = sole_reader(a.value);
     const auto take = [&](int &slot) {
         slot = next;
-        absorbed[static_cast<size_t>(next)] = true;
+        fused[static_cast<size_t>(next)] = true;
         a.value = next + 1;
         next = sole_reader(a.value);
     };
@@ -38,7 +38,7 @@ Absorbed Builder::absorb(int conv) {
     if (next >= 0 && graph.ops[static_cast<size_t>(next)].kind == OpKind::add) {
         const std::vector<int> &inputs = graph.ops[static_cast<size_t>(next)].inputs;
         const int other = inputs[0] == a.value ? inputs[1] : inputs[0];
-        if (other <= conv && inputs[0] != inputs[1]) { // made before this convolution
+        if (other <= conv && inputs[0] != inputs[1]) { // computed before this convolution
             a.residual = other;
             take(a.add);
             if (next >= 0 && acts_as_clip(next))
@@ -49,18 +49,18 @@ Absorbed Builder::absorb(int conv) {
     for (int reader : rest)
         if (graph.ops[static_cast<size_t>(reader)].kind == OpKind::quantize && act_bits(reader) != FLOAT_BITS) {
             a.quantize = reader;
-            absorbed[static_cast<size_t>(reader)] = true;
+            fused[static_cast<size_t>(reader)] = true;
             break;
         }
     a.store = a.quantize < 0 || rest.size() > 1 || is_output[static_cast<size_t>(a.value)];
     return a;
 }
 
-// --- How it is computed -------------------------------------------------------------------------------------------
+// --- Algorithm and kernel -----------------------------------------------------------------------------------------
 
-void Builder::frame_input() {
+void Builder::pad_input() {
     const Shape in = shape(0);
-    Frame &f = plan.frame;
+    PaddedInput &f = plan.padded_input;
     f.height = in.h;
     f.width = in.w;
     const int reader = sole_reader(0);
@@ -68,20 +68,20 @@ void Builder::frame_input() {
         return;
     const Op &op = graph.ops[static_cast<size_t>(reader)];
     const Shape out = shape(reader + 1);
-    if (op.groups > 1 || op.dilation[1] > 1 || in_quads(op))
+    if (op.groups > 1 || op.dilation[1] > 1 || uses_toom_cook(op))
         return;
-    const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides may be anything
+    const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides have no limit
         return static_cast<int64_t>(size - 1) * op.stride[axis] +
                static_cast<int64_t>(op.kernel[axis] - 1) * op.dilation[axis] + 1;
     };
     const int64_t height = std::max<int64_t>(op.pad[0] + static_cast<int64_t>(in.h), reach(0, out.h));
     const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w), reach(1, out.w));
     if (height > 2 * static_cast<int64_t>(in.h) + 16 || width > 2 * static_cast<int64_t>(in.w) + 16)
-        return; // mostly frame
+        return; // mostly padding
     if (height * width >= (int64_t(1) << 28) / in.c)
-        return; // near what a place can hold
+        return; // near the limit of a buffer
     f = {op.pad[0], op.pad[1], static_cast<int>(height), static_cast<int>(width), true};
-    plan.places[0] = make_place(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
+    plan.buffers[0] = make_buffer(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
 }
 
 void Builder::conv_step(int number) {
@@ -89,7 +89,7 @@ void Builder::conv_step(int number) {
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const int value = op.inputs[0];
     const Shape in = shape(value), out = shape(number + 1);
-    const Absorbed a = absorb(number);
+    const Fused a = fuse(number);
 
     auto conv = std::make_shared<ConvStep>();
     conv->op = &op;
@@ -105,8 +105,8 @@ void Builder::conv_step(int number) {
     conv->in_width = in.w;
     conv->in_height = in.h;
     if (conv->integer)
-        conv->taps_of = taps.pixels(op, in, out);
-    choose_way(*conv, value, in, out, pool_of(a, out));
+        conv->tap_pixels = taps.pixels(op, in, out);
+    choose_algorithm(*conv, value, in, out, fusible_pool(a, out));
 
     Epilogue &e = conv->epilogue;
     set_scale(op, out.c, e.scale, e.shift);
@@ -117,15 +117,14 @@ void Builder::conv_step(int number) {
     if (a.quantize >= 0)
         set_codes(a.quantize, out.c, e);
 
-    const int step = step_number(); // behind that of prepare
+    const int step = step_number(); // after that of prepare
     Step &s = add_step(Step::Kind::conv, &op);
-    conv_places(*conv, a, s, step);
+    allocate_conv(*conv, a, s, step);
     s.conv = conv;
 }
 
-// The max pool that alone reads the result of a convolution, if the result is too large for the second-level cache; -1
-// if there is none.
-int Builder::pool_of(const Absorbed &a, const Shape &out) const {
+// The max pool that is the only reader of a convolution's result, if the result is too large for L2; -1: none.
+int Builder::fusible_pool(const Fused &a, const Shape &out) const {
     const int reader = sole_reader(a.value);
     const bool large = 4 * static_cast<int64_t>(out.h) * out.w * out.c >= 1 << 20;
     return large && a.quantize < 0 && a.residual < 0 && reader >= 0 &&
@@ -135,25 +134,26 @@ int Builder::pool_of(const Absorbed &a, const Shape &out) const {
 }
 
 void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
-    constexpr size_t kBand = 256 << 10; // bytes, about
-    conv.pooled = std::make_unique<PooledStep>();
-    PooledStep &p = *conv.pooled;
+    constexpr size_t kBand = 256 << 10; // bytes, approximately
+    conv.fused_pool = std::make_unique<FusedPool>();
+    FusedPool &p = *conv.fused_pool;
     p.op = &graph.ops[static_cast<size_t>(pool)];
     p.from = out;
     p.shape = shape(pool + 1);
     const size_t line = 4 * static_cast<size_t>(out.w) * out.c;
     const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
     p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
-    const int more = conv.quads ? 2 * (kQuad - 1) : 0; // whole quads at both ends
+    const int more = conv.toom_cook ? 2 * (kToomCookOutputs - 1) : 0; // whole tiles at both ends
     p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach + more));
-    // No more memory than the result as a whole would take.
+    // No more memory than the whole result would take.
     const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
-    p.slots = static_cast<int>(std::min<size_t>(conv.quads ? conv.quads->slots : kSlots, whole / p.bytes));
-    absorbed[static_cast<size_t>(pool)] = true;
+    p.slots = static_cast<int>(std::min<size_t>(conv.toom_cook ? conv.toom_cook->slots : kSlots, whole / p.bytes));
+    fused[static_cast<size_t>(pool)] = true;
 }
 
-// The kernel of an integer convolution. One whose weights may have to be split is not known to pay before that is done.
-const Winograd *Builder::choose_integer(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out) {
+// Chooses the kernel of an integer convolution. Whether splitting weights (split8) pays is known only after building
+// the panel.
+const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out) {
     const Op &op = *conv.op;
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const Winograd *winograd = nullptr;
@@ -162,9 +162,9 @@ const Winograd *Builder::choose_integer(ConvStep &conv, LayerBits bits, const Sh
         winograd = choose_winograd(kernels, op, bits, in, out, *conv.kernel);
         if (winograd || conv.kernel->coding != Coding::split8)
             break;
-        constexpr size_t kFew = 5; // one in so many
+        constexpr size_t kFew = 5; // at most one step in five may be extra
         const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups);
-        const int group = conv.kernel->group;
+        const int group = conv.kernel->step_channels;
         const size_t steps = static_cast<size_t>((conv.group_in + group - 1) / group) * static_cast<size_t>(conv.taps);
         if (kFew * panel->extra.size() <= steps * panel->extras.size())
             break;
@@ -174,57 +174,57 @@ const Winograd *Builder::choose_integer(ConvStep &conv, LayerBits bits, const Sh
     return winograd;
 }
 
-// Kernel, panel, tables, and the integer half of the epilogue. `pool` may become a part of it.
-void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
+// Chooses kernel, panel and tables, and sets the integer part of the epilogue. May fuse `pool`.
+void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
     const Op &op = *conv.op;
     const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
                             conv.integer ? act_bits(op_of(value).quantizer) : 0};
     Epilogue &e = conv.epilogue;
     if (conv.depthwise) {
-        conv.input = place(value);
+        conv.input = buffer(value);
         conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
         conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels, false);
     } else {
-        const bool quads = !conv.integer && in_quads(op);
+        const bool toom_cook = !conv.integer && uses_toom_cook(op);
         const Winograd *winograd = nullptr;
         if (conv.integer)
-            winograd = choose_integer(conv, bits, in, out);
+            winograd = choose_integer_kernel(conv, bits, in, out);
         else
-            conv.kernel = quads ? kernels.quads : kernels.floats;
+            conv.kernel = toom_cook ? kernels.toom_cook : kernels.floats;
         const TileKernel &kernel = *conv.kernel;
-        if (quads)
-            conv.taps = kQuadPoints * kQuadPoints;
-        conv.steps = ((quads ? 4 : 1) * conv.group_in + kernel.group - 1) / kernel.group;
+        if (toom_cook)
+            conv.taps = kToomCookPoints * kToomCookPoints;
+        conv.steps = ((toom_cook ? 4 : 1) * conv.group_in + kernel.step_channels - 1) / kernel.step_channels;
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
         conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
         if (conv.integer)
             prepare(conv, value, in, out);
         else
-            conv.input = place(value);
+            conv.input = buffer(value);
         if (winograd)
             conv.winograd = plan_winograd(conv, *winograd, in, out, plan.images);
-        if (quads)
-            conv.quads = plan_quads(conv, out, plan.images);
-        if (quads && conv.quads->bytes >= size_t(1) << 31) // floats are counted in 32 bits
-            too_large(value, conv.quads->bytes);
-        const bool in_pairs = kernel.input == Input::pairs;
+        if (toom_cook)
+            conv.toom_cook = plan_toom_cook(conv, out, plan.images);
+        if (toom_cook && conv.toom_cook->bytes >= size_t(1) << 31) // floats are counted in 32 bits
+            too_large(value, conv.toom_cook->bytes);
+        const bool in_pairs = kernel.input == Input::lookup_pairs;
         if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
             plan_pool(conv, pool, out);
-        const int whole = conv.pooled ? out.w : conv.out_pixels; // no tile reaches from one into the next
-        Op read = op;                                            // what a tile reads
+        const int whole = conv.fused_pool ? out.w : conv.out_pixels; // no tile crosses a multiple of it
+        Op read = op;                                                // what a tile reads
         Shape from = in;
-        if (value == 0 && plan.frame.on) {
+        if (value == 0 && plan.padded_input.on) {
             conv.taps = op.kernel[0];
             conv.steps = conv.group_in * op.kernel[1];
             read.kernel[1] = 1;
             std::fill(read.pad, read.pad + 4, 0);
-            from.h = plan.frame.height;
-            from.w = plan.frame.width;
+            from.h = plan.padded_input.height;
+            from.w = plan.padded_input.width;
         }
         for (const Block &block : conv.blocks)
-            if (kernel.way == Way::plain)
-                conv.offsets[block.shift] = taps.offsets(read, from, out, kernel.rows[block.shift], conv.input.pixel,
-                                                         whole, conv.integer, in_pairs);
+            if (kernel.algorithm == Algorithm::direct)
+                conv.offsets[block.log2_vectors] = taps.offsets(read, from, out, kernel.max_rows[block.log2_vectors],
+                                                                conv.input.pixel, whole, conv.integer, in_pairs);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = window_factor(kernel, bits.weights);
@@ -237,14 +237,14 @@ void Builder::choose_way(ConvStep &conv, int value, const Shape &in, const Shape
     }
 }
 
-// What a kernel reads instead of the codes, and their sums by pixel; convolutions of one value share them.
+// What a kernel reads instead of codes, and channel sums per pixel. Convolutions of the same value share them.
 void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &out) {
     const TileKernel &kernel = *conv.kernel;
-    const Place from = place(value);
+    const Buffer from = buffer(value);
     const bool other_form = kernel.input != Input::codes;
-    const auto pairs = kernel.input == Input::pairs ? taps.pairs(*conv.op, in, out) : nullptr;
+    const auto pairs = kernel.input == Input::lookup_pairs ? taps.pairs(*conv.op, in, out) : nullptr;
     const auto form =
-        std::make_tuple(value, static_cast<int>(kernel.input), kernel.group, kernel.max_act_bits, pairs.get());
+        std::make_tuple(value, static_cast<int>(kernel.input), kernel.step_channels, kernel.max_act_bits, pairs.get());
     const auto sums = std::make_pair(value, conv.groups);
     const bool make_form = other_form && !prepared.count(form), make_sums = kernel.window && !summed.count(sums);
     if (make_form || make_sums) {
@@ -255,7 +255,7 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         p->channels = shape(value).c;
         p->groups = conv.groups;
         p->steps = conv.steps;
-        p->group = kernel.group;
+        p->group = kernel.step_channels;
         p->bits = kernel.max_act_bits;
         p->entry = kernel.lanes == 64 ? 64 : 16;
         const int number = step_number();
@@ -264,11 +264,11 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         if (make_form) {
             const size_t pixel = 2 * static_cast<size_t>(kernel.input == Input::wide ? p->channels : conv.steps);
             prepared[form] = p->to =
-                make_place(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h * in.w);
+                make_buffer(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h * in.w);
             write(number, step, p->to);
         }
         if (make_sums) {
-            summed[sums] = p->sums = make_place(value, 4 * static_cast<size_t>(conv.groups), in.h * in.w);
+            summed[sums] = p->sums = make_buffer(value, 4 * static_cast<size_t>(conv.groups), in.h * in.w);
             write(number, step, p->sums);
         }
         step.prepare = p;
@@ -278,8 +278,8 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         conv.sums = summed[sums];
 }
 
-// A signed code stands for 2 code - n, so a sum of weight times value is twice that of weight times code, less n times
-// the sum of the weights of those taps that are inside the image.
+// A signed code stands for 2 code - n. So the sum of weight times value is twice the sum of weight times code, minus n
+// times the sum of the weights whose taps are inside the image.
 void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) const {
     const Weight &weight = graph.weights[static_cast<size_t>(conv.op->weight)];
     const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits);
@@ -287,11 +287,11 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
     std::vector<int64_t> tap_sums(static_cast<size_t>(out) * count);
     for (size_t i = 0; i < codes.size(); ++i)
         tap_sums[i / in] += 2 * codes[i] + 1 - (1 << weight_bits);
-    std::map<std::vector<bool>, int32_t> patterns; // of taps inside -> first constant
+    std::map<std::vector<bool>, int32_t> patterns; // set of taps inside the image -> first constant
     for (int p = 0; p < conv.out_pixels; ++p) {
         std::vector<bool> inside(static_cast<size_t>(count));
         for (int t = 0; t < count; ++t)
-            inside[static_cast<size_t>(t)] = (*conv.taps_of)[static_cast<size_t>(p) * count + t] != 0;
+            inside[static_cast<size_t>(t)] = (*conv.tap_pixels)[static_cast<size_t>(p) * count + t] != 0;
         const auto found = patterns.find(inside);
         if (found != patterns.end()) {
             conv.constant_rows.push_back(found->second);
@@ -309,9 +309,9 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
     }
 }
 
-// --- Where it lies ------------------------------------------------------------------------------------------------
+// --- Memory -------------------------------------------------------------------------------------------------------
 
-void Builder::conv_places(ConvStep &conv, const Absorbed &a, Step &s, int step) {
+void Builder::allocate_conv(ConvStep &conv, const Fused &a, Step &s, int step) {
     use(step, conv.input);
     if (conv.sums.pixel) {
         use(step, conv.sums);
@@ -320,29 +320,29 @@ void Builder::conv_places(ConvStep &conv, const Absorbed &a, Step &s, int step) 
     }
     if (conv.winograd) {
         WinogradStep &w = *conv.winograd;
-        w.made = scratch(w.made_bytes * static_cast<size_t>(w.slots) + 128, step);
+        w.transformed = scratch(w.transformed_bytes * static_cast<size_t>(w.slots) + 128, step);
         w.sums = scratch(w.sums_bytes * static_cast<size_t>(w.slots) + 128, step);
     }
-    if (conv.quads)
-        conv.quads->memory = scratch(conv.quads->bytes * static_cast<size_t>(conv.quads->slots), step);
+    if (conv.toom_cook)
+        conv.toom_cook->memory = scratch(conv.toom_cook->bytes * static_cast<size_t>(conv.toom_cook->slots), step);
     if (a.residual >= 0) {
         conv.has_residual = true;
-        conv.residual = place(a.residual);
+        conv.residual = buffer(a.residual);
         use(step, conv.residual);
     }
-    if (conv.pooled) {
-        PooledStep &p = *conv.pooled;
+    if (conv.fused_pool) {
+        FusedPool &p = *conv.fused_pool;
         p.lines = scratch(p.bytes * static_cast<size_t>(p.slots), step);
-        p.out = place(static_cast<int>(p.op - graph.ops.data()) + 1);
+        p.out = buffer(static_cast<int>(p.op - graph.ops.data()) + 1);
         write(step, s, p.out);
     } else if (a.store) {
         conv.has_out = true;
-        conv.out = place(a.value);
+        conv.out = buffer(a.value);
         write(step, s, conv.out);
     }
     if (a.quantize >= 0) {
         conv.has_codes = true;
-        conv.codes = place(a.quantize + 1);
+        conv.codes = buffer(a.quantize + 1);
         write(step, s, conv.codes);
     }
 }

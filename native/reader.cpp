@@ -1,5 +1,5 @@
-// See reader.h. The header is read, parsed and given back; of the tensors a prefix is copied into memory, and later
-// ones into pieces of their own as they arrive, so that pointers into the first stay where they are.
+// See reader.h. The header is read, parsed and freed. A prefix of the tensors is copied into memory; later tensors are
+// copied into separate pieces as they arrive, so that pointers stay valid.
 #include "reader.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace anyprec {
 using Kind = ModelErrorKind;
 static_assert(sizeof(size_t) == 8, "limits of FORMAT.md need 64 bit sizes");
 
-// A part of the file, in memory of our own.
+// A part of the file, copied into memory.
 struct Piece {
     std::unique_ptr<uint8_t[]> bytes; // new aligns it for floats
     size_t begin;                     // of the part, in the file
@@ -38,14 +38,14 @@ struct ModelFile::Impl {
     std::unique_ptr<Source> source; // nullptr once everything is loaded
     std::vector<Piece> pieces;
     Graph graph;
-    std::vector<TensorPlace> places;
+    std::vector<TensorPlace> buffers;
     std::vector<size_t> plane_ends; // where each plane ends in the file
     size_t head_end = 0;            // where tables, float weights and codes of fixed bits end
     size_t tails_end = 0;           // 0 without tails
     size_t total = 0;
-    size_t limit = 0;      // where what max_bits allows ends
-    size_t loaded_end = 0; // from head to here everything is loaded
-    size_t next_place = 0; // the first that is not
+    size_t limit = 0;      // end of what max_bits allows
+    size_t loaded_end = 0; // everything from the head up to here is loaded
+    size_t next_place = 0; // the first tensor that is not loaded
     bool verify = false;
 
     void open(std::unique_ptr<Source> from, int max_bits);
@@ -73,7 +73,7 @@ void ModelFile::Impl::open(std::unique_ptr<Source> from, int max_bits) {
     load(size);
 }
 
-// Leaves graph and places filled, and loaded_end where the tensors begin.
+// Fills graph and places; sets loaded_end to the start of the tensors.
 void ModelFile::Impl::read_head(size_t size) {
     if (size < 8)
         throw ModelError(Kind::TruncatedFile,
@@ -101,7 +101,7 @@ void ModelFile::Impl::read_head(size_t size) {
         Json json(stripped);
         Header header = parse_header(json);
         ParsedGraph parsed = parse_graph(header.graph);
-        places = place_tensors(header, parsed, 8 + size_t(length));
+        buffers = place_tensors(header, parsed, 8 + size_t(length));
         graph = std::move(parsed.graph);
     } catch (const JsonError &error) {
         throw ModelError(Kind::BadHeader, "its header is not JSON: " + std::string(error.what()));
@@ -114,17 +114,17 @@ void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
     for (const std::vector<int> &numbers : graph.planes)
         if (!numbers.empty())
             plane_ends.resize(size_t(numbers.back()) + 1);
-    for (const TensorPlace &place : places)
+    for (const TensorPlace &place : buffers)
         if (place.part == TensorPlace::table || place.part == TensorPlace::values || place.part == TensorPlace::codes)
             head_end = place.end;
     std::fill(plane_ends.begin(), plane_ends.end(), head_end); // for a graph without quantized weights
-    for (const TensorPlace &place : places) {
+    for (const TensorPlace &place : buffers) {
         if (place.part == TensorPlace::plane)
             plane_ends[place.number] = place.end;
         if (place.part == TensorPlace::tail)
             tails_end = place.end;
     }
-    total = places.empty() ? data_start : places.back().end;
+    total = buffers.empty() ? data_start : buffers.back().end;
     limit = total;
     if (max_bits >= 1 && max_bits <= 8) {
         limit = head_end;
@@ -134,7 +134,7 @@ void ModelFile::Impl::find_ends(size_t data_start, int max_bits) {
     }
 }
 
-// How long the file must be for this profile.
+// Length of the file that this profile needs.
 size_t ModelFile::Impl::profile_end(const Profile &profile) const {
     size_t end = head_end;
     for (size_t i = 0; i < graph.weights.size(); i++) {
@@ -150,7 +150,7 @@ size_t ModelFile::Impl::profile_end(const Profile &profile) const {
 }
 
 void ModelFile::Impl::check_long_enough(size_t size) const {
-    size_t least = SIZE_MAX; // if it is beyond the limit, so are all others: there is none within max_bits
+    size_t least = SIZE_MAX; // beyond the limit: no profile is within max_bits
     for (const Profile &profile : graph.profiles)
         least = std::min(least, profile_end(profile));
     if (size < least)
@@ -158,25 +158,25 @@ void ModelFile::Impl::check_long_enough(size_t size) const {
                                                   std::to_string(least) + "; wait for more, or fetch it again");
 }
 
-// Reads and checks what is there of what max_bits allows. True if there was something new.
+// Reads and checks the available tensors that max_bits allows. True if there were new ones.
 bool ModelFile::Impl::load(size_t size) {
     size_t stop = next_place;
-    while (stop < places.size() && places[stop].end <= std::min(size, limit))
+    while (stop < buffers.size() && buffers[stop].end <= std::min(size, limit))
         stop++;
     if (stop > next_place) {
-        size_t end = places[stop - 1].end;
+        size_t end = buffers[stop - 1].end;
         if (end - loaded_end > physical_memory())
             throw ModelError(Kind::ModelFileError, "needs " + std::to_string(end - loaded_end) +
                                                        " bytes of memory, more than this machine has; load it with "
                                                        "fewer bits (max_bits)");
         Piece piece(loaded_end, end);
-        for (size_t i = next_place; i < stop; i++) { // one by one: what was read is in the cache when it is checked
-            source->read(places[i].begin, places[i].end, piece.at(places[i].begin));
-            check_bytes(places[i], piece.at(places[i].begin));
+        for (size_t i = next_place; i < stop; i++) { // one by one: a tensor is checked while it is in the cache
+            source->read(buffers[i].begin, buffers[i].end, piece.at(buffers[i].begin));
+            check_bytes(buffers[i], piece.at(buffers[i].begin));
         }
         pieces.push_back(std::move(piece));
         for (size_t i = next_place; i < stop; i++)
-            give(places[i], pieces.back().at(places[i].begin));
+            give(buffers[i], pieces.back().at(buffers[i].begin));
         loaded_end = end;
     }
     bool news = stop > next_place;
@@ -194,7 +194,7 @@ std::string ModelFile::Impl::title(const TensorPlace &place) const {
                                              : graph.weights[size_t(place.owner)].name);
 }
 
-// FORMAT.md section 4: the checksum (on request), no bits past a plane's end, no NaN and no infinity.
+// FORMAT.md, section 4: the checksum (on request), no bits past a plane's end, no NaN and no infinity.
 void ModelFile::Impl::check_bytes(const TensorPlace &place, const uint8_t *bytes) const {
     if (verify)
         if (uint32_t crc = crc32(bytes, place.end - place.begin); crc != place.crc)
@@ -215,11 +215,11 @@ void ModelFile::Impl::check_floats(const TensorPlace &place, const uint8_t *byte
     const size_t count = (place.end - place.begin) / 4;
     auto bits = [bytes](size_t i) {
         uint32_t value;
-        std::memcpy(&value, bytes + 4 * i, 4); // a tail may lie anywhere
+        std::memcpy(&value, bytes + 4 * i, 4); // a tail may be unaligned
         return value;
     };
     constexpr uint32_t kInfinity = 0x7f800000, kMinus = 0x80000000;
-    uint32_t any = 0; // its first bit: whether an exponent is all ones, which one more in its last place carries over
+    uint32_t any = 0; // the top bit is set if some exponent is all ones: adding 1 to the exponent carries into it
     for (size_t i = 0; i < count; i++)
         any |= (bits(i) & ~kMinus) + 0x00800000;
     if (!(any & kMinus))
@@ -259,7 +259,7 @@ void ModelFile::Impl::give(const TensorPlace &place, const uint8_t *bytes) {
 
 namespace {
 
-// Errors of the parts that know no path get it in front.
+// Adds the path to errors of parts that do not know it.
 template <class Work> auto naming(const std::string &name, Work work) {
     try {
         return work();

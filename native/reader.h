@@ -1,6 +1,6 @@
-// Opens a model file (FORMAT.md), reads it as far as wanted and checks it.
-// In: a path, how many bits are wanted. Out: a Graph whose pointers lead into a copy of the file, or a ModelError.
-// Called by engine.cpp; nothing of it runs per inference.
+// ModelFile: opens a model file (FORMAT.md), reads the planes that are wanted and checks them. In: a path, a number of
+// bits. Out: a Graph whose pointers lead into a copy of the file, or a ModelError. Called by engine.cpp when a model is
+// opened, never during inference.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,21 @@
 #include <memory>
 #include <string>
 
+#include "anyprec/model_error.h"
 #include "graph.h"
-#include "model_error.h"
 
 namespace anyprec {
 
-// Keeps a copy of what it read: cutting, rewriting, replacing or deleting the file changes nothing here. Const members
-// may be called from many threads at once; refresh may not run beside any other use of the graph's planes and tails.
+// Keeps a copy of what it read: cutting, rewriting, replacing or deleting the file has no effect. Const members may be
+// called from many threads. refresh must not run while the graph's planes and tails are in use.
 class ModelFile {
   public:
-    // max_bits 1..8: planes of wider widths and the float tail are not read; 0 or 32: all of it.
-    // verify: every tensor that is read is compared with its checksum, now and in refresh.
-    // A file that is still growing opens as soon as its narrowest profile is complete; until then TruncatedFile. If
-    // max_bits leaves no profile at all it opens with none available.
+    // max_bits 1..8: planes of wider widths and the float tail are not read; 0 or 32: read all.
+    // verify: compare every tensor that is read with its checksum, now and in refresh.
+    // A growing file opens as soon as its narrowest profile is complete; before that, TruncatedFile. If max_bits allows
+    // no profile, the file opens with none available.
     static std::shared_ptr<ModelFile> open(const std::string &path, int max_bits = 0, bool verify = true);
-    // The same for a file in memory, which is copied. `name` is what error messages call it.
+    // The same for a file in memory, which is copied. `name` is its name in error messages.
     static std::shared_ptr<ModelFile> from_memory(const uint8_t *bytes, size_t size, int max_bits = 0,
                                                   bool verify = true, const std::string &name = "<memory>");
     ~ModelFile();
@@ -33,18 +33,17 @@ class ModelFile {
 
     // Whether every plane (or tail) that this profile needs is loaded.
     bool available(int profile) const;
-    // How many planes, counted from plane 00 without a gap, are loaded for every weight.
+    // Number of planes, counted from plane 00 without a gap, that are loaded for every weight.
     int planes_available() const;
-    // Looks whether a file that was opened incomplete has grown. True if planes or tails appeared; pointers given out
-    // before stay good. Throws ModelError where what came is bad; the graph is then as it was.
+    // Loads what a growing file gained. True if planes or tails appeared; existing pointers stay valid. Throws
+    // ModelError where the new bytes are bad; the graph is then unchanged.
     bool refresh();
-    bool complete() const; // all that max_bits allows is loaded: refresh will find nothing more
+    bool complete() const; // everything that max_bits allows is loaded: refresh will find nothing more
 
-    // Length of the prefix that holds everything a width (1..8; 32: the float profile) needs; 0 if it is not in the
-    // file.
+    // Length of the file prefix that a width (1..8; 32: the float profile) needs; 0: not in the file.
     size_t bytes_for(int bits) const;
-    size_t file_bytes() const;   // as the header says, though a growing file may be shorter
-    size_t loaded_bytes() const; // of it, what is loaded now
+    size_t file_bytes() const;   // as the header says; a growing file may be shorter
+    size_t loaded_bytes() const; // bytes in memory
 
   private:
     struct Impl;

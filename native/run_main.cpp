@@ -2,7 +2,7 @@
 //   anyprec-run net.apm images.npy [--bits 4] [--out y.npy] [--layout NCHW] [--threads 1] [--repeat 1] [--max-bits 8]
 //   anyprec-run net.apm                 lists the profiles
 //   --steps                             times every step instead
-//   --no-check-finite                   computes NaN and infinity, as FORMAT.md says, instead of refusing them
+//   --no-check-finite                   computes NaN and infinity, as ARITHMETIC.md says, instead of refusing them
 #include <algorithm>
 #include <chrono>
 #include <climits>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "anyprec/engine.h"
 #include "finite.h"
 #include "npy.h"
 
@@ -47,7 +47,7 @@ void list(anyprec::Model &model) {
     const anyprec::Preprocessing how = model.preprocessing();
     if (model.image_height())
         std::printf(", made for %d x %d", model.image_height(), model.image_width());
-    if (how.height) // arrays are taken as they are: whoever decodes pictures has to do this
+    if (how.height) // arrays are used as they are: a program that decodes pictures does this
         std::printf(", pictures resized (%s) to %s%d x %d, the middle of it", how.filter.c_str(),
                     how.resize == "cover" ? "cover " : "", how.height, how.width);
     std::printf("\n%-12s %12s %10s\n", "profile", "bytes", "accuracy");
@@ -62,7 +62,7 @@ void list(anyprec::Model &model) {
     }
 }
 
-// Without a wish: the widest uniform profile (the last number), or the first of all.
+// Default: the widest uniform profile (the last number), or the first profile.
 int find_profile(anyprec::Model &model, const std::string &name) {
     std::string known;
     int found = -1, first = -1, index = 0;

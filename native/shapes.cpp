@@ -1,5 +1,5 @@
-// See shapes.h. One function per kind of arithmetic on sizes. Throughout, 0 stands for "not known": it comes in only
-// through infer_partial_shapes.
+// See shapes.h. One function per kind of arithmetic on sizes. A size of 0 means "not known"; only infer_partial_shapes
+// produces it.
 #include "shapes.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string show(const Shape &shape) {
     throw InputError("op '" + op.name + "' " + what);
 }
 
-// Dimensions come as 64 bit and leave as int.
+// Checks 64-bit dimensions and converts them to int.
 Shape checked(const std::string &who, int64_t n, int64_t h, int64_t w, int64_t c) {
     int64_t count = 1;
     for (int64_t d : {n, h, w, c}) {
@@ -36,11 +36,11 @@ Shape checked(const std::string &who, int64_t n, int64_t h, int64_t w, int64_t c
     return Shape{int(n), int(h), int(w), int(c)};
 }
 
-// Windows along one axis (0: h, 1: w), without regard to an image that is too small for one: see window_output.
+// Number of windows along one axis (0: h, 1: w). An image that is too small for a window is checked in window_output.
 int64_t count_windows(const Op &op, int axis, int64_t padded, int64_t reach) {
     int64_t room = padded - reach, stride = op.stride[axis];
     if (op.ceil) {
-        // C++ rounds towards 0, which for a negative quotient is up already.
+        // C++ rounds towards 0, which is up for a negative quotient.
         int64_t windows = (room > 0 ? (room + stride - 1) / stride : room / stride) + 1;
         return windows > 1 && (windows - 1) * stride >= padded - op.pad[axis + 2] ? windows - 1 : windows;
     }
@@ -63,14 +63,15 @@ int64_t window_output(const Op &op, int axis, int64_t in, bool pool) {
     std::string size = std::to_string(in) + " pixels and " + std::to_string(padded - in) + " of padding";
     if (out < 1)
         fail(op, "needs " + std::to_string(reach) + " pixels, but has " + size + "; use a larger input");
-    // A pool starts from or divides by taps inside the image. A window that begins before it has one, since the padding
-    // is smaller than a window, unless its steps jump over a whole small image; one that begins behind it has none.
+    // A pool needs a tap inside the image: it starts from it, or divides by the number of taps. A window that begins
+    // before the image has one, since the padding is smaller than a window, unless dilation jumps over a whole small
+    // image. A window that begins after the image has none.
     if (pool && ((out - 1) * stride - before >= in || (before > 0 && dilation > in)))
         fail(op, "has a window that lies in the padding alone: " + size);
     return out;
 }
 
-// Of a convolution: padding alone could make it output more pixels than anyone has memory for. h and w 0: not known.
+// Limits the outputs of a convolution: padding could make more pixels than fit in memory. h and w 0: not known.
 void check_taps(const Op &op, int64_t h, int64_t w) {
     const int64_t taps = int64_t(op.kernel[0]) * op.kernel[1];
     const int64_t pixels = std::max<int64_t>(h, 1) * std::max<int64_t>(w, 1);
@@ -175,7 +176,7 @@ class Inference {
     }
 
     Shape flatten(const Op &op, const Shape &in) const {
-        // checked() held H W C below 2^40 when the input was made, so the product fits.
+        // checked() limited H W C to below 2^40, so the product fits.
         int64_t channels = int64_t(in.h) * in.w * in.c;
         return checked("op '" + op.name + "'", in.n, 1, 1, channels);
     }

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 #if defined(_WIN32)
 #include <filesystem>

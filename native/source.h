@@ -1,7 +1,6 @@
-// Where a model file's bytes come from: a file, which may still be growing, or memory.
-// In: a path, or bytes. Out: copies of them. Used by reader.cpp.
-// Nothing is mapped: the system ends a process that touches mapped bytes which another program cut off, and what that
-// program writes into the file would change the answers of a model that is loaded.
+// Source: the bytes of a model file, from a file that may still be growing, or from memory. In: a path, or bytes. Out:
+// copies of them. Used by reader.cpp. Files are not mapped into memory: if another program cuts a mapped file, the
+// process that reads it is killed, and what the program writes would change a loaded model.
 #pragma once
 
 #include <cstddef>
@@ -21,10 +20,10 @@ class Source {
 // Throws ModelError where the file cannot be opened; so may size and read.
 std::unique_ptr<Source> file_source(const std::string &path);
 
-// The caller's bytes: they must stay as long as the source.
+// The caller's bytes; they must outlive the source.
 std::unique_ptr<Source> memory_source(const uint8_t *bytes, size_t size);
 
-// How many bytes this machine has in all; SIZE_MAX where the system does not say.
+// Bytes of memory of this machine; SIZE_MAX where unknown.
 size_t physical_memory();
 
 } // namespace anyprec

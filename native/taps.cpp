@@ -13,7 +13,7 @@ std::vector<int> geometry(const Op &op, const Shape &in, const Shape &out) {
 
 } // namespace
 
-std::shared_ptr<const std::vector<int32_t>> Taps::pixels(const Op &op, const Shape &in, const Shape &out) {
+std::shared_ptr<const std::vector<int32_t>> TapTables::pixels(const Op &op, const Shape &in, const Shape &out) {
     auto &entry = pixels_[geometry(op, in, out)];
     if (entry)
         return entry;
@@ -32,18 +32,18 @@ std::shared_ptr<const std::vector<int32_t>> Taps::pixels(const Op &op, const Sha
     return entry;
 }
 
-std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Shape &out) {
+std::shared_ptr<const PixelPairs> TapTables::pairs(const Op &op, const Shape &in, const Shape &out) {
     auto &entry = pairs_[geometry(op, in, out)];
     if (entry)
         return entry;
     const auto taps = pixels(op, in, out);
     const size_t outputs = static_cast<size_t>(out.h) * out.w, count = static_cast<size_t>(op.kernel[0]) * op.kernel[1];
-    auto made = std::make_shared<Pairs>();
+    auto made = std::make_shared<PixelPairs>();
     made->taps.reserve((outputs + 1) / 2 * count);
-    // Pairs with the same first pixel are chained, those without one by their second. Chains are short: a pixel meets
-    // its neighbor, and where a line ends, a pixel of the next for each column of the kernel.
+    // A hash chain per first pixel (or per second, where the first is outside the image). Chains are short: a pixel is
+    // paired with its neighbor and, at the end of a line, with a pixel of the next line per kernel column.
     const size_t pixels = static_cast<size_t>(in.h) * in.w + 1;
-    std::vector<int32_t> last(2 * pixels, 0), before; // numbers of pairs, 0: none
+    std::vector<int32_t> last(2 * pixels, 0), before; // pair numbers; 0: none
     for (size_t output = 0; output < outputs; output += 2)
         for (size_t t = 0; t < count; ++t) {
             const PixelPair pair = {(*taps)[output * count + t],
@@ -67,8 +67,8 @@ std::shared_ptr<const Pairs> Taps::pairs(const Op &op, const Shape &in, const Sh
 
 namespace {
 
-// The first rows of tiles, none of which reaches past one of `ends`; then the end. Of rows or rows - 1 each; pairs stay
-// together: there the last one is short.
+// First rows of tiles that do not cross any of `ends`, then the end. Tiles have rows or rows - 1 rows. With pairs, only
+// the last tile of a run is shorter.
 std::vector<int> cut_tiles(const std::vector<int> &ends, int rows, bool in_pairs) {
     std::vector<int> first;
     int start = 0;
@@ -82,7 +82,7 @@ std::vector<int> cut_tiles(const std::vector<int> &ends, int rows, bool in_pairs
     return first;
 }
 
-// Where lines begin that have other lines of the kernel inside the image than those before, and the end.
+// Output pixels where the set of kernel lines inside the image changes, and the end.
 std::vector<int> where_lines_differ(const Op &op, const Shape &in, const Shape &out, bool in_pairs) {
     const auto inside = [&](int y) {
         int first = 0, end = 0;
@@ -101,7 +101,7 @@ std::vector<int> where_lines_differ(const Op &op, const Shape &in, const Shape &
     return ends;
 }
 
-// Which taps some row of first .. end has inside the image: one at least.
+// The range of taps that some row of first .. end has inside the image; at least one tap.
 TapRange used_taps(const std::vector<int32_t> &taps, int count, int first, int end) {
     const auto used = [&](int tap) {
         for (int r = first; r < end; ++r)
@@ -119,8 +119,8 @@ TapRange used_taps(const std::vector<int32_t> &taps, int count, int first, int e
 
 } // namespace
 
-std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                             int whole, bool trimmed, bool in_pairs) {
+std::shared_ptr<const Offsets> TapTables::offsets(const Op &op, const Shape &in, const Shape &out, int rows,
+                                                  size_t pixel, int whole, bool trimmed, bool in_pairs) {
     std::vector<int> key = geometry(op, in, out);
     key.insert(key.end(), {rows, static_cast<int>(pixel), whole, trimmed, in_pairs});
     auto &entry = offsets_[key];
@@ -132,7 +132,7 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
     for (int end = whole; end <= pixel_count; end += whole)
         ends.push_back(end);
 
-    const auto fill = [&](const std::vector<int> &runs, Offsets &made) { // and what it costs
+    const auto fill = [&](const std::vector<int> &runs, Offsets &made) { // returns the cost
         made.first_row = cut_tiles(runs, rows, in_pairs);
         int64_t cost = 0;
         for (size_t tile = 0; tile + 1 < made.first_row.size(); ++tile) {
@@ -144,7 +144,7 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
                 for (int r = first; r < end; ++r)
                     made.bytes.push_back(static_cast<int32_t>(taps[static_cast<size_t>(r) * tap_count + t] *
                                                               static_cast<int64_t>(pixel)));
-            cost += static_cast<int64_t>(range.end - range.first) * (each * (end - first) + 1); // about
+            cost += static_cast<int64_t>(range.end - range.first) * (each * (end - first) + 1); // approximately
         }
         return cost;
     };
@@ -159,7 +159,7 @@ std::shared_ptr<const Offsets> Taps::offsets(const Op &op, const Shape &in, cons
     return entry;
 }
 
-size_t Taps::bytes_in_use() const {
+size_t TapTables::bytes_in_use() const {
     size_t bytes = 0;
     for (const auto &entry : pixels_)
         if (entry.second.use_count() > 1)

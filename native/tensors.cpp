@@ -5,12 +5,12 @@
 #include <string>
 #include <string_view>
 
-#include "model_error.h"
+#include "anyprec/model_error.h"
 
 namespace anyprec {
 namespace {
 
-// Walks the tensors a graph needs, in file order, along those the header has. Nothing is allocated for a tensor that
+// Walks the tensors that a graph needs, in file order, along those of the header. Allocates nothing for a tensor that
 // the header does not list: 65,536 weights with 36 planes each would be 2 million names.
 class Placement {
   public:
@@ -109,7 +109,7 @@ class Placement {
     const ParsedGraph &parsed_;
     size_t data_start_;
     size_t at_ = 0;
-    std::string without_checksum_; // the first such tensor; said last, for a missing tensor is the worse news
+    std::string without_checksum_; // the first such tensor; reported last, since a missing tensor is worse
     std::vector<TensorPlace> places_;
 };
 

@@ -1,5 +1,5 @@
-// The tensors a graph needs, found among those a header lists (FORMAT.md section 1).
-// In: both. Out: where each one lies in the file and what it is, in file order; or a ModelError. Called by reader.cpp.
+// Finds the tensors that a graph needs among those of a header (FORMAT.md, section 1). In: both. Out: where each one
+// lies in the file and what it is, in file order; or a ModelError. Called by reader.cpp.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace anyprec {
 
-// Where a tensor's bytes lie in the file and whose they are.
+// Where a tensor's bytes lie in the file, and what they belong to.
 struct TensorPlace {
     enum Part : uint8_t { table, values, codes, plane, tail };
     size_t begin = 0, end = 0;
@@ -21,7 +21,7 @@ struct TensorPlace {
     uint8_t number = 0; // of the plane
 };
 
-// data_start: of the first tensor in the file. Every tensor listed must be needed, and every one needed must be listed.
+// data_start: offset of the first tensor in the file. Every listed tensor must be needed, and every needed one listed.
 std::vector<TensorPlace> place_tensors(const Header &header, const ParsedGraph &parsed, size_t data_start);
 
 } // namespace anyprec

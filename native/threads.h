@@ -1,6 +1,6 @@
-// Threads: a handful of workers that one call at a time may use. In: a count of tasks and a function; out: when it
-// returns, all tasks are done. A second call that comes meanwhile does its tasks itself, so calls never wait for
-// others.
+// ThreadPool: worker threads that one call at a time may use. In: a number of tasks and a function. Out: run returns
+// when all tasks are done. If another call holds the workers, a call runs its tasks itself, so calls never wait for
+// each other.
 #pragma once
 
 #include <atomic>
@@ -17,41 +17,41 @@ class ThreadPool {
   public:
     ~ThreadPool();
     using Function = void (*)(void *context, int task);
-    // Runs tasks 0 .. tasks-1 on at most `threads` threads, the caller among them. Tasks must not throw.
+    // Runs tasks 0 .. tasks-1 on at most `threads` threads, including the caller. Tasks must not throw.
     void run(int threads, int tasks, Function function, void *context);
-    // In a forked child, which has only the memory of the workers: forgets them. New ones are started when needed.
+    // In a forked child the worker threads do not exist: forgets them. New ones start when needed.
     void after_fork_in_child();
 
   private:
     void work(uint64_t number);
-    void take(int member);
+    void run_tasks(int member);
 
-    std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>(); // held by the call that has the workers
+    std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>(); // held by the call that uses the workers
     std::vector<std::thread> workers_;
-    // What is to be done. Written by run() before it changes the ticket, read by workers after they saw it change.
+    // The current work. run() writes it before it changes the ticket; workers read it after they see the change.
     Function function_ = nullptr;
     void *context_ = nullptr;
-    // Every member of the team (0 is the caller) begins with a run of neighboring tasks of its own, and takes them in
-    // order; one that has none left takes the last of another's. So a thread meets the same part of an image in every
-    // step, whose lines its core has at hand, and two threads seldom write to one line. Both ends in one word: the
-    // next task, and 2^32 times the end.
+    // Work stealing: each member of the team (0 is the caller) starts with a run of neighboring tasks and takes them in
+    // order. A member without tasks takes the last one of another. So a thread works on the same part of an image in
+    // every step, with its data in the core's caches, and two threads rarely write to one cache line. One word holds
+    // both ends: the next task, plus 2^32 times the end.
     struct alignas(64) Share {
         std::atomic<uint64_t> ends{0};
     };
     std::vector<Share> shares_;
     int members_ = 0;
     std::atomic<int> running_{0}; // workers that have not finished this round
-    // Number of the round times 2^16, plus how many workers it wants: one word, so that a worker who is late never
-    // mixes two rounds. All ones: the end.
+    // Number of the round times 2^16, plus the number of workers it needs. It is one word, so that a late worker never
+    // mixes two rounds. All ones: exit.
     std::atomic<uint64_t> ticket_{0};
-    struct Bed { // where workers wait that have looked in vain
+    struct Sleep { // where workers sleep after spinning in vain
         std::mutex mutex;
         std::condition_variable wake;
     };
-    std::unique_ptr<Bed> bed_ = std::make_unique<Bed>();
+    std::unique_ptr<Sleep> sleep_ = std::make_unique<Sleep>();
 };
 
-// A pool and how much of it one call may use.
+// A pool, and how many of its threads one call may use.
 struct Threads {
     ThreadPool &pool;
     int count;

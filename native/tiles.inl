@@ -1,17 +1,26 @@
-// The loop of a tile (kernels.h), written once over an Inner that the including kernels_<isa>.cpp defines: what one
-// kernel does in one step. Included after finish.inl. An Inner has
-//   Vector, Code      what is summed and what a panel is read in; what `in` points to
-//   kHold             steps a sum holds before it must go to its totals; 0: any number, -1: as Tile::hold says
-//   input(in, s)      step s of a pixel, as a vector; weights(panel): a vector of the panel
-//   step(acc, x, w)   the sum after one more step
-//   Totals<R, V>      where sums go: take(acc) empties them, finish(tile, acc) is the end of the tile
+// The loop of a tile (drawn in kernels.h), written once over an Inner, which says what one kernel does in one step.
+// In: a Tile. Out: its accumulators, through the epilogue. Included after epilogue.inl by kernels_<isa>.cpp, which
+// defines the Inners.
+//
+//                     V vectors of the panel
+//                    w[0]      w[1]
+//   x = input[r] --> acc[r][0] acc[r][1]     R rows: the tile keeps R x V accumulators in registers;
+//                    ...       ...           each step loads V weights and R inputs for R x V multiplications
+//
+// An Inner has
+//   Vector, Code      type of an accumulator and of a panel vector; type of the inputs
+//   kSafeSteps        steps before an accumulator may overflow and must be flushed; 0: no limit, -1: Tile::safe_steps
+//   input(in, s)      step s of a pixel, broadcast to a vector
+//   weights(panel)    a vector of the panel
+//   step(acc, x, w)   the accumulator after one more step
+//   Totals<R, V>      wider sums: flush(acc) adds the accumulators and clears them, epilogue(tile, acc) ends the tile
 
-// What `steps` steps of a tile fetch of the weights to come.
-ANYPREC_INLINE void fetch(const uint8_t *&ahead, int steps, const Tile &t) {
-    const size_t bytes = static_cast<size_t>(steps) * t.ahead_bytes;
+// Prefetches the share of later weights that belongs to `steps` steps.
+ANYPREC_INLINE void prefetch_weights(const uint8_t *&prefetch_from, int steps, const Tile &t) {
+    const size_t bytes = static_cast<size_t>(steps) * t.prefetch_bytes;
     for (size_t i = 0; i < bytes; i += 64)
-        prefetch_far(ahead + i);
-    ahead += bytes;
+        prefetch_far(prefetch_from + i);
+    prefetch_from += bytes;
 }
 
 template <typename Inner> struct Loop {
@@ -34,16 +43,16 @@ template <typename Inner> struct Loop {
         }
     }
 
-    // All steps of all taps; sums hold any number.
+    // All steps of all taps, for accumulators that cannot overflow.
     template <int R, int V> static ANYPREC_INLINE void sum(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V]) {
-        const uint8_t *ahead = t.ahead;
+        const uint8_t *prefetch_from = t.prefetch_from;
         for (int tap = 0; tap < t.taps; ++tap) {
             const Code *in[R];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 in[r] = reinterpret_cast<const Code *>(t.base + t.offsets[tap * R + r]);
-            for (int s = 0; s < t.steps; ++s, ahead += t.ahead_bytes) {
-                prefetch_far(ahead);
+            for (int s = 0; s < t.steps; ++s, prefetch_from += t.prefetch_bytes) {
+                prefetch_far(prefetch_from);
                 step(in, s, panel, acc);
             }
         }
@@ -51,9 +60,9 @@ template <typename Inner> struct Loop {
 
     template <int R, int V, typename Totals>
     static ANYPREC_INLINE void sum_in_parts(const Tile &t, const uint8_t *&panel, Vector (&acc)[R][V], Totals &totals) {
-        const uint8_t *ahead = t.ahead;
-        const int hold = Inner::kHold > 0 ? Inner::kHold : t.hold;
-        int room = hold;
+        const uint8_t *prefetch_from = t.prefetch_from;
+        const int safe_steps = Inner::kSafeSteps > 0 ? Inner::kSafeSteps : t.safe_steps;
+        int room = safe_steps;
         for (int tap = 0; tap < t.taps; ++tap) {
             const Code *in[R];
 #pragma GCC unroll 8
@@ -62,12 +71,12 @@ template <typename Inner> struct Loop {
             for (int s = 0; s < t.steps;) {
                 const int end = t.steps - s < room ? t.steps : s + room;
                 room -= end - s;
-                fetch(ahead, end - s, t);
+                prefetch_weights(prefetch_from, end - s, t);
                 for (; s < end; ++s)
                     step(in, s, panel, acc);
                 if (room == 0) {
-                    totals.take(acc);
-                    room = hold;
+                    totals.flush(acc);
+                    room = safe_steps;
                 }
             }
         }
@@ -82,17 +91,17 @@ template <typename Inner> struct Loop {
             for (int v = 0; v < V; ++v)
                 acc[r][v] = Vector{};
         const uint8_t *panel = t.panel;
-        if constexpr (Inner::kHold == 0)
+        if constexpr (Inner::kSafeSteps == 0)
             sum(t, panel, acc);
         else
             sum_in_parts(t, panel, acc, totals);
-        totals.finish(t, acc);
+        totals.epilogue(t, acc);
     }
 };
 
-// Sums that hold any number of steps: to memory once, as they are for Winograd, or to the end of the tile.
+// For accumulators that cannot overflow: stores them once, raw for Winograd or for the epilogue.
 template <int R, int V> struct WholeSums {
-    ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
         alignas(64) int32_t sums[R * W * V];
         int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
 #pragma GCC unroll 8
@@ -101,18 +110,18 @@ template <int R, int V> struct WholeSums {
             for (int v = 0; v < V; ++v)
                 store(to + W * (r * V + v), acc[r][v]);
         if (to == sums)
-            finish_tile(t.epilogue, sums, W * V, R, t.channels);
+            epilogue_tile(t.epilogue, sums, W * V, R, t.channels);
     }
 };
 
-// Totals that are touched only now and then live on the stack; sums keep the registers to themselves.
+// Totals that are touched rarely live on the stack, so that accumulators keep the registers.
 template <typename Inner, int R, int V> struct StackTotals {
-    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // from the first take on
+    alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // valid after the first flush
     bool empty = true;
 
-    ANYPREC_INLINE void take(I (&acc)[R][V]) {
+    ANYPREC_INLINE void flush(I (&acc)[R][V]) {
 #if defined(__GNUC__)
-        __asm__ volatile("" : "+m"(totals)); // or gcc takes them for registers, and moves them about at every tap
+        __asm__ volatile("" : "+m"(totals)); // otherwise gcc keeps totals in registers and moves them at every tap
 #endif
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -126,29 +135,29 @@ template <typename Inner, int R, int V> struct StackTotals {
             }
         empty = false;
     }
-    ANYPREC_INLINE void finish(const Tile &t, I (&acc)[R][V]) {
-        take(acc);
-        finish_tile(t.epilogue, totals[0], Inner::kLanes * V, R, t.channels);
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+        flush(acc);
+        epilogue_tile(t.epilogue, totals[0], Inner::kLanes * V, R, t.channels);
     }
 };
 
-// Sums that want nothing more, as those of a stem before a pool.
-inline bool as_they_are(const Epilogue &e) {
+// Whether the epilogue only stores the sums, as in a float stem before a pool.
+inline bool stores_sums_only(const Epilogue &e) {
     return e.out && !(e.scale || e.residual || e.codes || e.clip_first || e.clip_second);
 }
 
-// Floats: one fma a product, in the order of K.
+// Float: one fma per product, in the order of K.
 struct Multiply {
     using Vector = F;
     using Code = float;
-    static constexpr int kHold = 0;
+    static constexpr int kSafeSteps = 0;
     static F input(const float *in, int s) { return set1(in[s]); }
     static F weights(const uint8_t *panel) { return load(reinterpret_cast<const float *>(panel), W); }
     static F step(F acc, F x, F w) { return fma(x, w, acc); }
     template <int R, int V> struct Totals {
-        ANYPREC_INLINE void finish(const Tile &t, F (&acc)[R][V]) {
+        ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
             const Epilogue &e = t.epilogue;
-            if (as_they_are(e) && t.channels == W * V) {
+            if (stores_sums_only(e) && t.channels == W * V) {
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -162,21 +171,21 @@ struct Multiply {
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v)
                     store(sums[r] + W * v, acc[r][v], W);
-            finish_tile(t.epilogue, sums[0], W * V, R, t.channels);
+            epilogue_tile(t.epilogue, sums[0], W * V, R, t.channels);
         }
     };
 };
 
-// The same in quads: rows are quads, sums are made position by position. Across, 7 become 4 at once; down, when all are
-// there.
-struct QuadTiles {
+// Float by Toom-Cook: a row is a tile of 4x4 outputs. We apply the horizontal output transform once a row's seven
+// positions are accumulated, and the vertical one at the end.
+struct ToomCookTiles {
     template <int R, int V> static void tile(const Tile &t) {
-        constexpr size_t kWidth = W * V, kLine = kQuad * R * kWidth;
-        const QuadTile &q = t.quads;
-        alignas(64) float sums[kQuadPoints][R * kWidth], halfway[kQuadPoints][kLine]; // [quad], [pixel]
+        constexpr size_t kWidth = W * V, kLine = kToomCookOutputs * R * kWidth;
+        const ToomCookTile &q = t.toom_cook;
+        alignas(64) float sums[kToomCookPoints][R * kWidth], halfway[kToomCookPoints][kLine]; // [tile], [pixel]
         const uint8_t *panel = t.panel, *base = t.base;
-        for (int down = 0; down < kQuadPoints; ++down, base += 2 * q.line) {
-            for (size_t across = 0; across < kQuadPoints; ++across) {
+        for (int down = 0; down < kToomCookPoints; ++down, base += 2 * q.line) {
+            for (size_t across = 0; across < kToomCookPoints; ++across) {
                 F acc[R][V];
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
@@ -188,7 +197,7 @@ struct QuadTiles {
 #pragma GCC unroll 8
                     for (size_t r = 0; r < R; ++r)
                         in[r] = reinterpret_cast<const float *>(base + q.line * half +
-                                                                q.position * (kQuadPoints * r + across));
+                                                                q.position * (kToomCookPoints * r + across));
                     if (t.steps == 6) { // three channels
 #pragma GCC unroll 6
                         for (int s = 0; s < 6; ++s)
@@ -207,12 +216,14 @@ struct QuadTiles {
             for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
                 for (size_t v = 0; v < V; ++v)
-                    outputs(sums[0] + W * (r * V + v), R * kWidth, halfway[down] + kQuad * r * kWidth + W * v, kWidth);
+                    outputs(sums[0] + W * (r * V + v), R * kWidth,
+                            halfway[down] + kToomCookOutputs * r * kWidth + W * v, kWidth);
         }
         Epilogue e = t.epilogue;
-        if (as_they_are(e) && t.channels == kWidth && q.pixels == kQuad * R && q.lines == kQuad) {
+        if (stores_sums_only(e) && t.channels == kWidth && q.pixels == kToomCookOutputs * R &&
+            q.lines == kToomCookOutputs) {
             const size_t line = e.out_stride * static_cast<size_t>(q.width);
-            for (size_t i = 0; i < kQuad * R; ++i)
+            for (size_t i = 0; i < kToomCookOutputs * R; ++i)
 #pragma GCC unroll 4
                 for (size_t v = 0; v < V; ++v)
                     outputs(halfway[0] + i * kWidth + W * v, kLine, e.out + i * e.out_stride + W * v, line);
@@ -221,35 +232,36 @@ struct QuadTiles {
         for (size_t i = 0; i < kLine; i += W)
             outputs(halfway[0] + i, kLine, halfway[0] + i, kLine);
         for (int y = 0; y < q.lines; ++y, advance(e, q.width))
-            finish_floats(halfway[y], kWidth, q.pixels, t.channels, e);
+            epilogue_floats(halfway[y], kWidth, q.pixels, t.channels, e);
     }
 
     // Seven vectors to four.
     static ANYPREC_INLINE void outputs(const float *from, size_t next_from, float *to, size_t next_to) {
-        F m[kQuadPoints], y[kQuad];
+        F m[kToomCookPoints], y[kToomCookOutputs];
 #pragma GCC unroll 7
-        for (size_t p = 0; p < kQuadPoints; ++p)
+        for (size_t p = 0; p < kToomCookPoints; ++p)
             m[p] = load(from + next_from * p, W);
-        quad_outputs(m, y);
+        toom_cook_output(m, y);
 #pragma GCC unroll 4
-        for (size_t i = 0; i < kQuad; ++i)
+        for (size_t i = 0; i < kToomCookOutputs; ++i)
             store(to + next_to * i, y[i], W);
     }
 };
 
-// A function for each number of rows, from 1 to the most; for blocks of 1, 2 (and 4) vectors.
-template <typename Inner, int V, typename Rows> struct RowsOf;
-template <typename Inner, int V, int... Rows> struct RowsOf<Inner, V, std::integer_sequence<int, Rows...>> {
+// A function per number of rows, 1 to the maximum, for blocks of 1, 2 (and 4) vectors.
+template <typename Inner, int V, typename Rows> struct TileFunctionsOf;
+template <typename Inner, int V, int... Rows> struct TileFunctionsOf<Inner, V, std::integer_sequence<int, Rows...>> {
     static constexpr TileFunction functions[] = {Inner::template tile<Rows + 1, V>...};
 };
-template <typename Inner, int V, int Most> constexpr const TileFunction *rows_of() {
-    return RowsOf<Inner, V, std::make_integer_sequence<int, Most>>::functions;
+template <typename Inner, int V, int Most> constexpr const TileFunction *tile_functions() {
+    return TileFunctionsOf<Inner, V, std::make_integer_sequence<int, Most>>::functions;
 }
 template <typename Inner, int One, int Two> constexpr Tiles tiles_of() {
-    return {1, {One, Two, 0, 0}, {rows_of<Inner, 1, One>(), rows_of<Inner, 2, Two>(), nullptr, nullptr}};
+    return {1, {One, Two, 0, 0}, {tile_functions<Inner, 1, One>(), tile_functions<Inner, 2, Two>(), nullptr, nullptr}};
 }
 template <typename Inner, int One, int Two, int Four> constexpr Tiles tiles_of() {
-    return {2,
-            {One, Two, Four, 0},
-            {rows_of<Inner, 1, One>(), rows_of<Inner, 2, Two>(), rows_of<Inner, 4, Four>(), nullptr}};
+    return {
+        2,
+        {One, Two, Four, 0},
+        {tile_functions<Inner, 1, One>(), tile_functions<Inner, 2, Two>(), tile_functions<Inner, 4, Four>(), nullptr}};
 }

@@ -1,11 +1,11 @@
-// See winograd.h; the transforms themselves are in winograd.inl. Patches are taken in chunks: V of a chunk, then for
-// each block of channels M of the chunk and its outputs.
+// See winograd.h; the transforms are in winograd.inl. Patches are computed in chunks: V of a chunk, then for each block
+// of channels M of the chunk and its outputs.
 #include "winograd.h"
 
 #include <algorithm>
 
-#include "choose.h"
 #include "execute.h"
+#include "kernel_selection.h"
 
 namespace anyprec {
 
@@ -30,14 +30,14 @@ std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd
     const size_t lanes = static_cast<size_t>(kernel.lanes), chunk = static_cast<size_t>(w->chunk);
     w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
     for (int r = 0; r < kMaxRows; ++r)
-        w->rows[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
-    // A line more, so that the 16 positions of a patch do not fall on the same lines of the cache.
+        w->row_offsets[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
+    // One more cache line, so that the 16 positions of a patch do not map to the same cache set.
     w->position = (chunk * w->row + 63) / 64 * 64 + 64;
     size_t widest = 0;
     for (const Block &block : conv.blocks)
-        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.shift);
+        widest = std::max(widest, static_cast<size_t>(kernel.tile.lanes) << block.log2_vectors);
     w->sums_position = chunk * widest + 16;
-    w->made_bytes = 16 * w->position;
+    w->transformed_bytes = 16 * w->position;
     w->sums_bytes = (16 * 4 * w->sums_position + 63) / 64 * 64 + 64;
     w->slots = std::min(kSlots, w->chunks * images * static_cast<int>(conv.blocks.size()));
     if (kernel.bias)
@@ -55,8 +55,8 @@ struct Chunk {
 class WinogradRun {
   public:
     WinogradRun(const ConvStep &conv, uint8_t *memory) : c(conv), w(*conv.winograd), arena(memory) {}
-    void input(const Chunk &chunk, int first, int end, uint8_t *made) const;
-    void block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const;
+    void input(const Chunk &chunk, int first, int end, uint8_t *transformed) const;
+    void block(const Chunk &chunk, const Block &block, const uint8_t *transformed, int32_t *sums) const;
 
   private:
     const ConvStep &c;
@@ -66,7 +66,7 @@ class WinogradRun {
     void output(const Chunk &chunk, const Block &block, int width, const int32_t *sums) const;
 };
 
-// Calls body(line of patches, first patch in it, how many) for the patches first .. end of an image.
+// Calls body(line of patches, first patch in it, number of patches) for the patches first .. end of an image.
 template <typename Body> void over_lines(int across, int first, int end, Body &&body) {
     while (first < end) {
         const int x = first % across, count = std::min(across - x, end - first);
@@ -75,14 +75,14 @@ template <typename Body> void over_lines(int across, int first, int end, Body &&
     }
 }
 
-// V of the patches first .. end, which belong to the chunk.
-void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *made) const {
+// V of the patches first .. end of a chunk.
+void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *transformed) const {
     WinogradInput in{};
     in.base = arena + c.input.offset + c.input.image * static_cast<size_t>(chunk.image);
     in.channels = c.group_in;
     in.row = w.row;
     in.position = w.position;
-    in.out = made + w.row * static_cast<size_t>(first - chunk.first);
+    in.out = transformed + w.row * static_cast<size_t>(first - chunk.first);
     const size_t line = 2 * static_cast<size_t>(w.across) + 2;
     over_lines(w.across, first, end, [&](int y, int x, int count) {
         for (int i = 0; i < 4; ++i)
@@ -93,27 +93,28 @@ void WinogradRun::input(const Chunk &chunk, int first, int end, uint8_t *made) c
     });
 }
 
-// M of one block of channels, and what comes of it.
-void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *made, int32_t *sums) const {
+// M of one block of channels, and its outputs.
+void WinogradRun::block(const Chunk &chunk, const Block &block, const uint8_t *transformed, int32_t *sums) const {
     const TileKernel &kernel = w.kernel->tile;
-    const int width = kernel.lanes << block.shift, patches = chunk.end - chunk.first;
-    const int most = kernel.rows[block.shift], tiles = (patches + most - 1) / most; // of most or most - 1 rows
+    const int width = kernel.lanes << block.log2_vectors, patches = chunk.end - chunk.first;
+    const int most = kernel.max_rows[block.log2_vectors],
+              tiles = (patches + most - 1) / most; // of most or most - 1 rows
     Tile tile{};
-    tile.offsets = w.rows;
+    tile.offsets = w.row_offsets;
     tile.taps = 1;
     tile.steps = c.steps;
     tile.channels = block.channels;
     tile.panel = c.panel->data + block.panel;
-    const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.shift); // of one position
+    const size_t panel = static_cast<size_t>(c.steps) * (vector_bytes(kernel) << block.log2_vectors); // of one position
     for (int position = 0; position < 16; ++position, tile.panel += panel) {
-        const size_t share = set_ahead(tile, c, panel, tiles, chunk.first == 0, chunk.end == w.across * w.down);
-        for (int t = 0; t < tiles; ++t, tile.ahead += share) {
+        const size_t share = set_prefetch(tile, c, panel, tiles, chunk.first == 0, chunk.end == w.across * w.down);
+        for (int t = 0; t < tiles; ++t, tile.prefetch_from += share) {
             const int first = static_cast<int>(static_cast<int64_t>(patches) * t / tiles);
             const int end = static_cast<int>(static_cast<int64_t>(patches) * (t + 1) / tiles);
-            tile.base = made + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
+            tile.base = transformed + w.position * static_cast<size_t>(position) + w.row * static_cast<size_t>(first);
             tile.epilogue.raw =
                 sums + w.sums_position * static_cast<size_t>(position) + static_cast<size_t>(first) * width;
-            kernel.tiles[block.shift][end - first - 1](tile);
+            kernel.tiles[block.log2_vectors][end - first - 1](tile);
         }
     }
     output(chunk, block, width, sums);
@@ -149,9 +150,9 @@ void WinogradRun::output(const Chunk &chunk, const Block &block, int width, cons
 
 } // namespace
 
-// A task is a run of neighboring chunks, so that a thread has the same part of the image at hand as in the steps
-// before and behind. Where chunks are few for the threads, these share a round of several, cut by blocks too. A task's
-// number is that of its memory, so there are never more tasks in a round than slots.
+// A task is a run of neighboring chunks, so that a thread works on the same part of the image as in the steps before
+// and after. With few chunks per thread, threads share rounds of several chunks, which are cut by blocks too. A task's
+// number selects its slot of memory, so a round has no more tasks than slots.
 void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &threads) {
     const WinogradStep &w = *c.winograd;
     const WinogradRun run(c, arena);
@@ -162,7 +163,9 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
         const int i = number % w.chunks;
         return Chunk{number / w.chunks, i * w.chunk, std::min(patches, (i + 1) * w.chunk)};
     };
-    const auto made = [&](int slot) { return arena + w.made + w.made_bytes * static_cast<size_t>(slot); };
+    const auto transformed = [&](int slot) {
+        return arena + w.transformed + w.transformed_bytes * static_cast<size_t>(slot);
+    };
     const auto some_blocks = [&](int number, int part, int parts, uint8_t *v, int slot) {
         int32_t *sums = reinterpret_cast<int32_t *>(arena + w.sums + w.sums_bytes * static_cast<size_t>(slot));
         for (int b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
@@ -172,8 +175,8 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
         threads.run(most, [&](int task) {
             for (int number = total * task / most; number < total * (task + 1) / most; ++number) {
                 const Chunk chunk = chunk_of(number);
-                run.input(chunk, chunk.first, chunk.end, made(task));
-                some_blocks(number, 0, 1, made(task), task);
+                run.input(chunk, chunk.first, chunk.end, transformed(task));
+                some_blocks(number, 0, 1, transformed(task), task);
             }
         });
         return;
@@ -185,10 +188,11 @@ void run_winograd(const ConvStep &c, int images, uint8_t *arena, Threads &thread
             const Chunk chunk = chunk_of(first + task / parts);
             const int part = task % parts, count = chunk.end - chunk.first;
             run.input(chunk, chunk.first + count * part / parts, chunk.first + count * (part + 1) / parts,
-                      made(task / parts));
+                      transformed(task / parts));
         });
-        threads.run(
-            tasks, [&](int task) { some_blocks(first + task / parts, task % parts, parts, made(task / parts), task); });
+        threads.run(tasks, [&](int task) {
+            some_blocks(first + task / parts, task % parts, parts, transformed(task / parts), task);
+        });
     }
 }
 

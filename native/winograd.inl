@@ -1,8 +1,22 @@
-// The two transforms of Winograd's F(2x2, 3x3) in integers (kernels.h says which), over vectors that the including
-// kernels_<isa>.cpp defines: for the input a Form (how V is stored) with load, store, add, sub and bias on I, for the
-// output I with sub and quarter (shift right by 2, signed). Included after finish.inl.
+// The input and output transforms of Winograd F(2x2, 3x3) in integers (kernels.h, struct Winograd). In: codes, or
+// accumulators M. Out: V, or outputs through the epilogue; the results are those of the direct algorithm
+// (ARITHMETIC.md, section 3). Included after epilogue.inl.
+//
+//   codes d, 4 x 4             V, U, M: 16 positions          outputs, 2 x 2
+//   +---+---+---+---+          +----+----+----+----+          +---+---+
+//   |   |   |   |   |          |  0 |  1 |  2 |  3 |          |   |   |
+//   +---+---+---+---+   B'dB   +----+----+----+----+  A'MA/4  +---+---+
+//   |   |   |   |   |   --->   |  4 |  5 |  6 |  7 |   --->   |   |   |
+//   +---+---+---+---+          +----+----+----+----+          +---+---+
+//   |   |   |   |   |          |  8 |  9 | 10 | 11 |
+//   +---+---+---+---+          +----+----+----+----+
+//   |   |   |   |   |          | 12 | 13 | 14 | 15 |
+//   +---+---+---+---+          +----+----+----+----+
+//
+// The including kernels_<isa>.cpp defines, for the input, a Form (how V is stored) with load, add, sub and biased on I;
+// for the output, sub and quarter (arithmetic shift right by 2) on I.
 
-// B'd for one column of four pixels: d0 - d2, d1 + d2, d2 - d1, d1 - d3; and the same with the bias on it.
+// B'd for one column of four pixels: d0 - d2, d1 + d2, d2 - d1, d1 - d3; plain, and with the bias added.
 struct Column {
     I plain[4], biased[4];
 };
@@ -20,8 +34,8 @@ template <typename Form> inline Column patch_column(const WinogradInput &w, int 
     return t;
 }
 
-// Patches overlap by two columns, which are computed once. Reads past a pixel's channels by less than a vector; what
-// comes of that meets weights of zero. Position 5, where four codes are added, has no bias.
+// Neighboring patches share two columns, which are computed once. Loads may pass a pixel's channels by less than a
+// vector; the surplus meets zero weights. Position 5, a sum of four codes, needs no bias.
 template <typename Form> void winograd_input(const WinogradInput &w) {
     for (int c = 0; c < w.channels; c += Form::kLanes) {
         uint8_t *out = w.out + static_cast<size_t>(c / Form::kLanes) * sizeof(I);
@@ -41,7 +55,8 @@ template <typename Form> void winograd_input(const WinogradInput &w) {
     }
 }
 
-// A'MA / 4 into two lines of sums, a few patches at a time, then the usual end of a tile. A' is 1 1 1 0, 0 1 -1 -1.
+// A'MA / 4 into two lines of sums, a few patches at a time, then the epilogue. The rows of A' are 1 1 1 0 and 0 1 -1
+// -1.
 void winograd_output(const WinogradOutput &w) {
     constexpr int kRun = 4;
     alignas(64) int32_t sums[2][2 * kRun * kWidest];
@@ -76,7 +91,7 @@ void winograd_output(const WinogradOutput &w) {
             const int left = w.pixels[line] - 2 * first, pixels = left < 2 * run ? left : 2 * run;
             if (pixels <= 0)
                 continue;
-            finish_tile(lines[line], sums[line], w.width, pixels, w.channels);
+            epilogue_tile(lines[line], sums[line], w.width, pixels, w.channels);
             advance(lines[line], 2 * run);
         }
     }

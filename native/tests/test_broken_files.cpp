@@ -64,8 +64,12 @@ void test_numbers() {
             for (bool verify : {false, true})
                 expect_kind(b.file(), bit < 3 ? "opened" : "BadTensor", "bit " + std::to_string(bit), verify);
         }
-    const float bounds[][3] = {{-INFINITY, INFINITY, 1}, {INFINITY, INFINITY, 0}, {-INFINITY, -INFINITY, 0},
-                               {NAN, INFINITY, 0},       {0, NAN, 0},             {0, 6, 1}};
+    const float bounds[][3] = {{-INFINITY, INFINITY, 1},
+                               {INFINITY, INFINITY, 0},
+                               {-INFINITY, -INFINITY, 0},
+                               {NAN, INFINITY, 0},
+                               {0, NAN, 0},
+                               {0, 6, 1}};
     for (const auto &row : bounds) {
         Builder b;
         b.ops = replaced(b.ops, R"({"name":"last","op":"affine","in":["body"]})",
@@ -166,16 +170,16 @@ void test_graph() {
     bad("unknown member", [](Builder &b) { b.extra = ",\"more\":1"; });
     bad("not JSON", [](Builder &b) { b.extra = ",}"; });
     bad("a key twice", [](Builder &b) { b.extra = ",\"name\":\"x\""; });
-    for (const char *input : {"null", "{\"shape\":[4,6],\"image\":null}", "{\"shape\":[4,6,null],\"image\":null}",
-                              "{\"shape\":[4,0,3],\"image\":null}", "{\"shape\":[4,2147483648,3],\"image\":null}",
-                              "{\"shape\":[1048576,1048576,3],\"image\":null}", "{\"shape\":[4,6,3]}",
-                              "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1],\"shift\":[1,1,1]}}",
-                              "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1,1e39],\"shift\":[1,1,1]}}",
-                              "{\"shape\":[4,6,4],\"image\":null}", "{\"shape\":[4,6,3],\"image\":null,\"size\":null}",
-                              "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,6,3]}",
-                              "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,7]}",
-                              "{\"shape\":[null,6,3],\"image\":null,\"size\":[0,6]}",
-                              "{\"shape\":[null,null,3],\"image\":null,\"size\":[1048576,1048576]}"})
+    for (const char *input :
+         {"null", "{\"shape\":[4,6],\"image\":null}", "{\"shape\":[4,6,null],\"image\":null}",
+          "{\"shape\":[4,0,3],\"image\":null}", "{\"shape\":[4,2147483648,3],\"image\":null}",
+          "{\"shape\":[1048576,1048576,3],\"image\":null}", "{\"shape\":[4,6,3]}",
+          "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1],\"shift\":[1,1,1]}}",
+          "{\"shape\":[4,6,3],\"image\":{\"scale\":[1,1,1e39],\"shift\":[1,1,1]}}",
+          "{\"shape\":[4,6,4],\"image\":null}", "{\"shape\":[4,6,3],\"image\":null,\"size\":null}",
+          "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,6,3]}", "{\"shape\":[4,6,3],\"image\":null,\"size\":[4,7]}",
+          "{\"shape\":[null,6,3],\"image\":null,\"size\":[0,6]}",
+          "{\"shape\":[null,null,3],\"image\":null,\"size\":[1048576,1048576]}"})
         bad(std::string("input ") + input, [&](Builder &b) { b.input = input; });
     for (const char *planes :
          {"[]", "{\"0\":[]}", "{\"9\":[0,1,2,3,4,5,6,7,8]}", "{\"1\":[0,1]}", "{\"1\":[1]}", "{\"2\":[1,0]}",

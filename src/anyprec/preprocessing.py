@@ -1,4 +1,4 @@
-"""Preprocessing: how a picture becomes the pixels a network was trained on. FORMAT.md, section 2.
+"""Preprocessing: how a picture becomes the pixels a network was trained on. ARITHMETIC.md, section 7.
 
 A frozen record of size, resize, filter, mean and deviation. A training run makes it from its data set and augmentation,
 the checkpoint and the model file keep it, and `evaluate`, `run`, `/classify` and segmentation all turn pictures into

@@ -1,6 +1,6 @@
 """Graphs of one convolution, at every pair of weight and input bits or in floats: they reach every kernel.
 
-Used by test_engine.py, test_quads.py and sanitize.py.
+Used by test_engine.py, test_toom_cook.py and sanitize.py.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SHAPES = [
     (19, 19, 3, "all", True, 19),
 ]
 
-# Float convolutions that go in quads: kernel, stride, pad (top, left, bottom, right), dilation
-QUADS = {
+# Float convolutions computed by Toom-Cook: kernel, stride, pad (top, left, bottom, right), dilation
+TOOM_COOK = {
     "7x7": ([7, 7], [2, 2], [3] * 4, [1, 1]),
     "5x6": ([5, 6], [2, 2], [2, 0, 1, 3], [1, 1]),
     "6x5": ([6, 5], [2, 2], [0, 2, 3, 1], [1, 1]),

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from engine_check import usable_isas
 from graph_builder import assert_same
-from kernel_graphs import KERNEL_PAIRS, QUADS, SHAPES, float_graph, images, pair_graph
+from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 from test_first_layers import FRAMES, POOLS, first_layer, window
 from test_split import LAYERS, extremes, layer, normal_codes
@@ -44,14 +44,14 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
         one = window([1, 1], [1, 1], [0] * 4, [1, 1])
         for integer in (False, True):
             yield "pooled", first_layer(one, pool, integer=integer), images((2, 62, 68), c=3)[0]
-        yield "in quads, pooled", first_layer(window(*QUADS["7x7"]), pool), images((1, 123, 130), c=3)[0]
+        yield "Toom-Cook, pooled", first_layer(window(*TOOM_COOK["7x7"]), pool), images((1, 123, 130), c=3)[0]
     for frame in FRAMES:
         yield "framed", first_layer(window(*frame), POOLS["overlapping"]), images((2, 17, 21), c=3)[0]
-    for name, place in QUADS.items():
+    for name, place in TOOM_COOK.items():
         for c, out, ending in ((3, 64, "sums"), (1, 5, "float"), (4, 83, "added")):
             graph = float_graph(place, c, out, ending)
             for x in images((2, 11, 33), (1, 8, 8), c=c):
-                yield f"in quads, {name}, {ending}", graph, x
+                yield f"Toom-Cook, {name}, {ending}", graph, x
     for c, out, kernel, stride, pad, groups in LAYERS:
         graph = layer(normal_codes((out, kernel, kernel, c // groups)), kernel, stride, pad, groups)
         yield f"split weights of {c} to {out} channels", graph, extremes(c)[0]

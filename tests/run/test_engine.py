@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engine_check import assert_exact, kernels_built, kernels_used, usable_isas
 from graph_builder import assert_same
-from kernel_graphs import KERNEL_PAIRS, QUADS, SHAPES, float_graph, images, pair_graph
+from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 
 from anyprec.errors import BadGraph, InputError
@@ -100,8 +100,8 @@ def test_every_kernel_is_chosen(isa, tmp_path):
         x = images(size, c=96)
         models = assert_exact(graph, x, tmp_path / "net.apm", [isa])
         used |= kernels_used(models[isa], x[0], [p.name for p in graph.profiles])
-    in_quads, x = float_graph(QUADS["7x7"], 3, 64), images((1, 9, 9), c=3)
-    used |= kernels_used(assert_exact(in_quads, x, tmp_path / "net.apm", [isa])[isa], x[0], ["32"])
+    toom_cook, x = float_graph(TOOM_COOK["7x7"], 3, 64), images((1, 9, 9), c=3)
+    used |= kernels_used(assert_exact(toom_cook, x, tmp_path / "net.apm", [isa])[isa], x[0], ["32"])
     assert used == kernels_built(isa)
 
 

@@ -25,7 +25,7 @@ OPSET = 18  # the first whose Resize can leave the batch alone
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the graph in the ONNX model. What FORMAT.md calls `a` (code, or 2 code - n) is `unit` times it."""
+    """A value of the graph in the ONNX model. What ARITHMETIC.md calls `a` (code, or 2 code - n) is `unit` times it."""
 
     name: str
     shape: Shape  # of the graph: h, w, c

@@ -13,7 +13,7 @@ from anyprec.format.graph import FIXED_BITS
 from anyprec.nn.layers import AnyLayer
 from anyprec.widths import FLOAT
 
-SUM_LIMIT = 2**31  # FORMAT.md: integer sums are exact in 32 bits
+SUM_LIMIT = 2**31  # ARITHMETIC.md: integer sums are exact in 32 bits
 FIXED_LEVELS = 2**FIXED_BITS - 1
 
 

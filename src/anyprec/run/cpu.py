@@ -1,7 +1,7 @@
 """What this CPU can do, and which instruction set the engine uses on it.
 
-Asks the C++ engine (native/cpu.h), which reads cpuid and the environment variable ANYPREC_ISA. Called by
-`anyprec info`, benchmarks and tests.
+Asks the C++ engine (native/include/anyprec/cpu.h), which reads cpuid and the environment variable ANYPREC_ISA.
+Called by `anyprec info`, benchmarks and tests.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@
     y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
     m.predict("photo.jpg")              # labels with probabilities; pictures prepared as in training (predict.py)
 
-The work is done by the C++ engine (native/engine.h), without the GIL; calls from many threads are safe. What is here
-turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear errors.
+The work is done by the C++ engine (native/include/anyprec/engine.h), without the GIL; calls from many threads are
+safe. What is here turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear
+errors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def load(
     A path that exists goes before a name. What is read is kept in memory: changing or deleting the file later changes
     nothing here. max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the
     bytes of prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
-    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as FORMAT.md says, instead of
+    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as ARITHMETIC.md says, instead of
     refusing them.
     """
     max_bits = check_bits(max_bits) if max_bits is not None else 0

@@ -1,4 +1,4 @@
-"""The oracle: a Graph, an image batch and a profile in, the outputs out, in numpy alone. FORMAT.md, section 3.
+"""The oracle: a Graph, an image batch and a profile in, the outputs out, in numpy alone. ARITHMETIC.md.
 
 It defines what the engine has to compute, to the last bit; tests compare the two. About a thousand times slower.
 oracle_ops.py has the arithmetic; here each op's attributes, tables and bits are looked up.

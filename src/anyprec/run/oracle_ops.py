@@ -1,6 +1,6 @@
-"""The arithmetic of FORMAT.md, section 3, in numpy: arrays (N, H, W, C) and plain numbers in, an array out.
+"""The arithmetic of ARITHMETIC.md in numpy: arrays (N, H, W, C) and plain numbers in, an array out.
 
-No Graph in here: oracle.py takes the attributes out of the ops and calls these. Written to be read beside FORMAT.md
+No Graph in here: oracle.py takes the attributes out of the ops and calls these. Written to be read beside ARITHMETIC.md
 and to give its results to the last bit, not to be fast.
 """
 
@@ -176,7 +176,7 @@ QUAD_INPUT = (
 
 
 def conv_quads(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
-    """Four by four outputs at a time, by 49 products for each channel of two by two pixels: FORMAT.md, conv."""
+    """Four by four outputs at a time, by 49 products for each channel of two by two pixels: ARITHMETIC.md, section 4."""
     batch, out, inside = x.shape[0], w.shape[0], w.shape[3]
     (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (2, 2), pad, (1, 1))
     high, wide = -(-oh // 4), -(-ow // 4)

@@ -1,23 +1,23 @@
-// See lifetimes.h.
-#include "lifetimes.h"
+// See arena_planner.h.
+#include "arena_planner.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace anyprec {
 
-size_t Lifetimes::add(size_t bytes) {
+size_t ArenaPlanner::add(size_t bytes) {
     objects_.push_back({bytes, -1, -1, 0});
     return objects_.size() - 1;
 }
 
-void Lifetimes::use(size_t object, int step) {
+void ArenaPlanner::use(size_t object, int step) {
     Object &o = objects_[object];
     o.first = o.first < 0 ? step : std::min(o.first, step);
     o.last = std::max(o.last, step);
 }
 
-bool Lifetimes::hand_over(size_t object, size_t next, int step) {
+bool ArenaPlanner::hand_over(size_t object, size_t next, int step) {
     Object &from = objects_[object], &to = objects_[next];
     if (from.last != step || from.bytes != to.bytes)
         return false;
@@ -26,8 +26,8 @@ bool Lifetimes::hand_over(size_t object, size_t next, int step) {
     return true;
 }
 
-// Largest first, each at the lowest place that no object alive at the same time occupies.
-size_t Lifetimes::lay_out() {
+// Greedy, largest first: each object gets the lowest offset that no object alive at the same time occupies.
+size_t ArenaPlanner::lay_out() {
     std::vector<size_t> order;
     for (size_t i = 0; i < objects_.size(); ++i)
         if (objects_[i].last >= 0)
@@ -47,7 +47,7 @@ size_t Lifetimes::lay_out() {
         for (const auto &[begin, end] : taken) {
             if (at + object.bytes <= begin)
                 break;
-            at = std::max(at, (end + 63) / 64 * 64); // at a cache line
+            at = std::max(at, (end + 63) / 64 * 64); // aligned to a cache line
         }
         object.offset = at;
         bytes = std::max(bytes, at + object.bytes);

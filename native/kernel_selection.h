@@ -1,5 +1,5 @@
-// Which kernel computes a convolution: the one that takes least time, of those of an instruction set that can.
-// In: the kernels, the op, its weight, bits and sizes. Out: a kernel. Called by plan_conv.cpp.
+// Kernel selection: the fastest kernel of an instruction set for a convolution, by a cost model. In: the kernels, the
+// op, its weight, bits and sizes. Out: a kernel. Called by plan_conv.cpp.
 #pragma once
 
 #include "graph.h"
@@ -12,15 +12,15 @@ struct LayerBits {
     int weights, acts;
 };
 
-// `split`: may be one whose panel has extra steps (Coding::split8).
+// `split`: kernels whose panel has extra steps (Coding::split8) are allowed.
 const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split);
 
-// Winograd's transforms where they take less time than `direct`, else nullptr.
+// A Winograd kernel if it is faster than `direct`, else nullptr.
 const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,
                                 const TileKernel &direct);
 
-// Patches of V that stay in the second-level cache beside their panel, if that is small, or keep a large one from
-// passing by too often.
+// Patches per chunk. With a small panel, V of a chunk stays in the L2 cache beside the panel; with a large one, the
+// chunk is large enough that the panel is not read too often.
 int patches_at_once(const Winograd &kernel, int in, int out);
 
 } // namespace anyprec

@@ -1,4 +1,5 @@
-// Ops of a Run (execute.h) whose outputs are made of several input pixels: pools and resize.
+// Pools and resize of a Run (execute.h). In and out: the arena, as a Step (plan.h) says. ARITHMETIC.md, sections 2 and
+// 5.
 #include "execute.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace anyprec {
 namespace {
 
 struct Window {
-    int first, end, count; // taps inside the image, and what to divide by along this axis
+    int first, end, count; // taps inside the image; the divisor along this axis
 };
 
 Window pool_window(const Op &op, int axis, int i, int in, int out) {
@@ -24,13 +25,13 @@ Window pool_window(const Op &op, int axis, int i, int in, int out) {
     return {first, end, op.count_pad ? stop - start : end - first};
 }
 
-// Input rows a (and b, at weight) an output row is mixed of; FORMAT.md, resize.
-struct Mixture {
+// An output line is interpolated between input lines a and b, with the weight of b: ARITHMETIC.md, section 5.
+struct Interpolation {
     int a, b;
     float weight;
 };
 
-Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
+Interpolation interpolation_at(const Op &op, int axis, int i, int in, int out) {
     const double ratio = op.scale[axis] != 0 ? 1.0 / op.scale[axis] : static_cast<double>(in) / out;
     if (op.mode == ResizeMode::nearest) {
         const int a = static_cast<int>(std::min(std::floor(i * ratio), in - 1.0));
@@ -48,7 +49,7 @@ Mixture mixture_of(const Op &op, int axis, int i, int in, int out) {
 } // namespace
 
 void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, int first, int end, uint8_t *to) const {
-    constexpr int kTaps = 32; // at once
+    constexpr int kTaps = 32; // reduced at once
     const int reach = (op.kernel[1] - 1) * op.dilation[1];
     const bool few = op.kernel[0] * op.kernel[1] <= kTaps;
     const auto reduce = [&](const void *const *taps, int count) {
@@ -60,11 +61,11 @@ void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, 
     for (int y = first; y < end; ++y) {
         const void *taps[kTaps];
         int count = 0;
-        bool whole = false; // the last window reached over no side
+        bool whole = false; // the previous window was inside the image along the line
         for (int x = 0; x < out.w; ++x, to += pixel) {
             const int left = x * op.stride[1] - op.pad[1];
             const bool inside = left >= 0 && left + reach < in.w;
-            if (whole && inside && few) { // the same taps, further on
+            if (whole && inside && few) { // the same taps, shifted by the stride
                 for (int t = 0; t < count; ++t)
                     taps[t] = static_cast<const uint8_t *>(taps[t]) + pixel * static_cast<size_t>(op.stride[1]);
                 if (count)
@@ -78,7 +79,7 @@ void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, 
                     const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0], ix = left + j * op.dilation[1];
                     if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
                         continue;
-                    if (count == kTaps) { // to the best so far, which is a tap then
+                    if (count == kTaps) { // reduce to the maximum so far, which becomes a tap
                         reduce(taps, count);
                         taps[0] = to;
                         count = 1;
@@ -104,7 +105,7 @@ void Run::max_pool(const Step &s) const {
 
 void Run::avg_pool(const Step &s) const {
     const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
+    const Buffer &from = s.inputs[0];
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
             const Window h = pool_window(*s.op, 0, p / s.shape.w, in.h, s.shape.h);
@@ -127,13 +128,13 @@ void Run::avg_pool(const Step &s) const {
 void Run::resize(const Step &s) const {
     const Op &op = *s.op;
     const Shape in = s.input_shapes[0];
-    const Place &from = s.inputs[0];
-    constexpr int kPiece = 256; // channels mixed at a time, on the stack
+    const Buffer &from = s.inputs[0];
+    constexpr int kPiece = 256; // channels interpolated at a time, on the stack
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const float *x = reinterpret_cast<const float *>(pixels(from, n));
         for (int p = first; p < end; ++p) {
-            const Mixture h = mixture_of(op, 0, p / s.shape.w, in.h, s.shape.h);
-            const Mixture w = mixture_of(op, 1, p % s.shape.w, in.w, s.shape.w);
+            const Interpolation h = interpolation_at(op, 0, p / s.shape.w, in.h, s.shape.h);
+            const Interpolation w = interpolation_at(op, 1, p % s.shape.w, in.w, s.shape.w);
             float *to = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
             const auto pixel = [&](int y, int column) { return x + (static_cast<size_t>(y) * in.w + column) * in.c; };
             if (op.mode == ResizeMode::nearest) {
@@ -143,9 +144,9 @@ void Run::resize(const Step &s) const {
             for (int c = 0; c < in.c; c += kPiece) {
                 const int count = std::min(kPiece, in.c - c);
                 float top[kPiece], bottom[kPiece];
-                kernels.mix(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
-                kernels.mix(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
-                kernels.mix(top, bottom, h.weight, to + c, count);
+                kernels.interpolate(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
+                kernels.interpolate(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
+                kernels.interpolate(top, bottom, h.weight, to + c, count);
             }
         }
     });

@@ -1,10 +1,18 @@
-// 1 bit, two pixels a look-up: included by kernels_avx2.cpp after tiles.inl. A vpshufb looks up the sum over four
-// channels, 0 to 4, for 32 output channels; half a byte holds it, so the other half holds that of a second pixel: the
-// table is chosen by the activations of both (256 tables, 4 KB). Three look-ups fit half a byte (12); then the halves
-// part.
+// 1-bit weights and activations on AVX2: one vpshufb looks up two pixels. Included by kernels_avx2.cpp after tiles.inl.
+// In: a Tile with Input::lookup_pairs and Coding::lookup. Out: its accumulators, through the epilogue (ARITHMETIC.md,
+// section 3).
+//
+// A vpshufb looks up the sum over four channels, 0 to 4, for 32 output channels. The sum needs half a byte, so the
+// other half holds the sum of a second pixel:
+//
+//   byte of a result:   | sum of pixel 2 | sum of pixel 1 |      32 bytes = 32 output channels
+//                        7    upper    4   3    lower    0
+//
+// The four activations of both pixels choose the table (256 tables of 16 bytes, 4 KB). The four weights are the index.
+// Half a byte holds three lookups (12); then the halves are separated and added to wider sums.
 
-// table[a][w] = sum over four channels of a's bits times w's: lower four bits of a in the lower half, upper in the
-// upper.
+// table[a][w] = sum over four channels of activation bit times weight bit. The lower four bits of a (first pixel) give
+// the lower half of the byte, the upper four (second pixel) the upper half.
 struct PairProducts {
     alignas(64) uint8_t table[256][16];
     constexpr PairProducts() : table() {
@@ -21,18 +29,18 @@ constexpr PairProducts pair_products;
 alignas(32) constexpr uint8_t kLowerHalves[32] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
                                                   15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
 
-// Keeps gcc from moving what makes x elsewhere, and from making a load part of another instruction: it runs out of
-// registers that way, and a vpshufb that loads takes longer than a load and a vpshufb.
-ANYPREC_INLINE I here(I x) {
+// Keeps x in a register at this point. Otherwise gcc moves its computation, runs out of registers, and folds loads into
+// vpshufb, which is slower than a load and a vpshufb.
+ANYPREC_INLINE I keep_in_register(I x) {
 #if defined(__GNUC__)
     __asm__ volatile("" : "+x"(x));
 #endif
     return x;
 }
 
-// `first` is the sum of the first pixels, in bytes that hold Tile::hold steps. `second` is a sum of 16 bit lanes t
-// >> 4: of a lane with bytes 16 a + b (upper) and 16 c + d, that is 256 a + 16 b + c; what is known from `first` comes
-// off once, at the end, and two bytes of sums are left. That saves an instruction for each three.
+// `first` sums the first pixels in bytes, which hold Tile::safe_steps steps. `second` sums t >> 4 in 16-bit lanes. For
+// a lane with bytes 16 a + b (upper) and 16 c + d that is 256 a + 16 b + c. The b is known from `first` and is
+// subtracted once, at the end. That saves one instruction per three lookups.
 template <int P, int V> struct PairSums {
     I first[P][V], second[P][V];
 
@@ -53,7 +61,7 @@ template <int P, int V> struct PairSums {
             I w[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                w[v] = here(load(panel + 32 * (i * V + v)));
+                w[v] = keep_in_register(load(panel + 32 * (i * V + v)));
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 const uint8_t *table = &pair_products.table[0][0] + in[p][s + i];
@@ -61,25 +69,25 @@ template <int P, int V> struct PairSums {
 #pragma GCC unroll 2
                 for (int v = 0; v < V; ++v) {
                     const I sum = _mm256_shuffle_epi8(x, w[v]);
-                    t[p][v] = here(i ? _mm256_add_epi8(t[p][v], sum) : sum);
+                    t[p][v] = keep_in_register(i ? _mm256_add_epi8(t[p][v], sum) : sum);
                 }
             }
         }
         const uint8_t *mask = kLowerHalves;
 #if defined(__GNUC__)
-        __asm__("" : "+r"(mask)); // loaded where it is wanted: there is no register for it
+        __asm__("" : "+r"(mask)); // load the mask here: no register is left to keep it
 #endif
-        const I lower = here(load(mask));
+        const I lower = keep_in_register(load(mask));
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                first[p][v] = here(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
-                second[p][v] = here(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
+                first[p][v] = keep_in_register(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
+                second[p][v] = keep_in_register(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
             }
     }
 
-    // To totals of 16 bit, a row for each pixel; even bytes are channels 0..15 of the vector, odd ones 16..31.
+    // Adds the sums to 16-bit totals, one row per pixel. Even bytes are channels 0..15 of the vector, odd bytes 16..31.
     template <bool Empty> ANYPREC_INLINE void add_to(uint16_t (*totals)[32 * V]) {
         const auto put = [](uint16_t *to, I sums) { store(to, Empty ? sums : _mm256_add_epi16(load(to), sums)); };
         const I even = _mm256_set1_epi16(0x00ff);
@@ -106,16 +114,16 @@ template <int P, int V> struct PairSums {
 };
 
 template <int R, int V> struct PairLookUp {
-    static constexpr int kAtOnce = V == 1 ? 4 : 2; // pairs, as far as registers go
-    static constexpr int kPairs = (R + 1) / 2;     // the last pixel may be alone, beside zeros
+    static constexpr int kAtOnce = V == 1 ? 4 : 2; // pairs at a time; limited by registers
+    static constexpr int kPairs = (R + 1) / 2;     // the last pixel of an odd number is paired with zeros
     using Totals = uint16_t[32 * V];
 
     // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
     template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
         PairSums<P, V> sums;
-        const uint8_t *panel = t.panel, *ahead = t.ahead;
-        const int all = t.steps / 3, hold = t.hold / 3; // 255 / 12 threes at least
-        int room = hold;
+        const uint8_t *panel = t.panel, *prefetch_from = t.prefetch_from;
+        const int all = t.steps / 3, safe_steps = t.safe_steps / 3; // in groups of three; at least 255 / 12
+        int room = safe_steps;
         bool empty = true;
         for (int tap = 0; tap < t.taps; ++tap) {
             const uint16_t *in[P];
@@ -126,12 +134,12 @@ template <int R, int V> struct PairLookUp {
             while (s < t.steps) {
                 const int now = threes < room ? threes : room;
                 if (first == 0)
-                    fetch(ahead, 3 * now, t);
+                    prefetch_weights(prefetch_from, 3 * now, t);
                 for (int i = 0; i < now; ++i, s += 3, panel += 96 * V)
                     sums.template add<3>(in, s, panel);
                 threes -= now;
                 room -= now;
-                if (room > 0 && s < t.steps) { // one or two are left
+                if (room > 0 && s < t.steps) { // one or two steps are left
                     if (s + 2 == t.steps)
                         sums.template add<2>(in, s, panel);
                     else
@@ -142,7 +150,7 @@ template <int R, int V> struct PairLookUp {
                 }
                 if (room == 0) {
                     sums.move_to(totals, empty);
-                    room = hold;
+                    room = safe_steps;
                 }
             }
         }
@@ -156,18 +164,18 @@ template <int R, int V> struct PairLookUp {
             sum<kAtOnce>(t, first, totals + 2 * first);
         if constexpr (kLast != 0)
             sum<kLast>(t, kPairs - kLast, totals + 2 * (kPairs - kLast));
-        finish_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
+        epilogue_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
     }
 };
-struct PairTiles { // as tiles_of wants them
+struct PairTiles { // in the form that tiles_of needs
     template <int R, int V> static constexpr TileFunction tile = PairLookUp<R, V>::tile;
 };
 
-// As lookup_offsets_ymm. What lies past a pixel's channels is kept out of the other pixel's half.
-void pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                      uint16_t *offsets) {
+// Like lookup_offsets_ymm. The masks keep codes past a pixel's channels out of the other pixel's half.
+void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                            uint16_t *offsets) {
     if (steps < 16)
-        return pair_offsets(zeros, pixel, pairs, count, steps, offsets);
+        return pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
     for (int i = 0; i < count; ++i, offsets += steps) {
         const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
         const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);

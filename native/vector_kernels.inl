@@ -1,10 +1,18 @@
-// The float half of every kernel, written once over a vector type `F` (and its integer partner `I`) that the including
-// kernels_<isa>.cpp has defined in its own namespace: W lanes, load and store of the first n lanes, fma, add, larger
-// (a > b ? a : b, as maxps does), smaller, to_float. So all instruction sets compute the same expressions; lanes never
-// mix. Included inside an anonymous namespace: each instruction set must keep its own copy.
+// Kernels written once over a vector type: epilogue of a vector, depthwise convolution, max, conversions, lookup
+// offsets.
+// In: `F` (floats) and `I` (int32) of W lanes, with load and store of the first n lanes, fma, add, larger (a > b ? a :
+// b, as maxps), smaller and to_float; the including kernels_<isa>.cpp defines them. Out: functions for its table. All
+// instruction sets compute the same expressions, and lanes never mix, so results agree to the bit (ARITHMETIC.md). Each
+// kernels_<isa>.cpp includes this in its anonymous namespace: the linker must not merge copies compiled with different
+// flags.
+//
+//   channel   c      c+1    ...   c+W-1
+//           +------+------+-----+-------+
+//   row r   | lane | lane | ... | lane  |    one vector: W channels of one output pixel
+//           +------+------+-----+-------+
 
-// y -> clip, residual, clip, memory, codes: what Epilogue says, for lanes c .. c+n of one row.
-inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
+// Epilogue from the first clip on, for channels c .. c + n of one row: clip, residual, clip, store, requantize.
+inline void epilogue_after_scale(const Epilogue &e, size_t row, int c, int n, F y) {
     if (e.clip_first)
         y = smaller(larger(y, set1(e.low_first)), set1(e.high_first));
     if (e.residual)
@@ -20,29 +28,29 @@ inline void finish_vector(const Epilogue &e, size_t row, int c, int n, F y) {
     }
 }
 
-inline void finish_float(const Epilogue &e, size_t row, int c, int n, F acc) {
+inline void epilogue_float(const Epilogue &e, size_t row, int c, int n, F acc) {
     if (e.scale)
         acc = fma(acc, load(e.scale + c, n), load(e.shift + c, n));
-    finish_vector(e, row, c, n, acc);
+    epilogue_after_scale(e, row, c, n, acc);
 }
 
-inline void finish_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
+inline void epilogue_integer(const Epilogue &e, size_t row, int c, int n, I acc) {
     for (int i = 0; i < e.doublings; ++i)
         acc = add(acc, acc);
     if (e.window)
         acc = add(acc, set1(e.window_factor * e.window[row]));
     if (e.constants)
         acc = add(acc, load(e.constants + e.constant_rows[row] + c, n));
-    finish_float(e, row, c, n, to_float(acc));
+    epilogue_float(e, row, c, n, to_float(acc));
 }
 
-[[maybe_unused]] void finish_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
+[[maybe_unused]] void epilogue_rows(const float *x, size_t stride, int rows, int channels, const Epilogue &e) {
     for (int row = 0; row < rows; ++row)
         for (int c = 0; c < channels; c += W)
-            finish_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
+            epilogue_float(e, static_cast<size_t>(row), c, channels - c, load(x + row * stride + c, channels - c));
 }
 
-void depth_floats(const DepthRow &d) {
+void depthwise_floats(const DepthwiseRow &d) {
     const float *weights = static_cast<const float *>(d.weights);
     for (int p = 0; p < d.pixels; ++p)
         for (int c = 0; c < d.channels; c += W) {
@@ -52,11 +60,11 @@ void depth_floats(const DepthRow &d) {
                 const float *x = reinterpret_cast<const float *>(d.base + d.offsets[t * d.pixels + p]);
                 acc = fma(load(x + c, n), load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
             }
-            finish_float(d.epilogue, static_cast<size_t>(p), c, n, acc);
+            epilogue_float(d.epilogue, static_cast<size_t>(p), c, n, acc);
         }
 }
 
-void depth_codes(const DepthRow &d) {
+void depthwise_codes(const DepthwiseRow &d) {
     const int32_t *weights = static_cast<const int32_t *>(d.weights);
     for (int p = 0; p < d.pixels; ++p)
         for (int c = 0; c < d.channels; c += W) {
@@ -65,14 +73,14 @@ void depth_codes(const DepthRow &d) {
             for (int t = 0; t < d.taps; ++t)
                 acc = multiply_add(load_codes(d.base + d.offsets[t * d.pixels + p] + c, n),
                                    load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
-            finish_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
+            epilogue_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
         }
 }
 
 void maximum(float *best, const void *const *taps, int count, int channels) {
     const auto tap = [taps](int t) { return static_cast<const float *>(taps[t]); };
     int c = 0;
-    for (; c + 4 * W <= channels; c += 4 * W) { // so that a tap's address is asked for less often
+    for (; c + 4 * W <= channels; c += 4 * W) { // four vectors at a time: fewer loads of tap addresses
         F y[4];
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
@@ -105,7 +113,7 @@ void accumulate(float *sum, const float *x, int count) {
         store(sum + c, add(load(sum + c, count - c), load(x + c, count - c)), count - c);
 }
 
-void mix(const float *a, const float *b, float weight, float *out, int count) {
+void interpolate(const float *a, const float *b, float weight, float *out, int count) {
     for (int c = 0; c < count; c += W) {
         const F x = load(a + c, count - c);
         const F difference = fma(x, set1(-1.0f), load(b + c, count - c)); // b - a, rounded once
@@ -113,7 +121,7 @@ void mix(const float *a, const float *b, float weight, float *out, int count) {
     }
 }
 
-// Plain loops that the compiler turns into vectors of the file's instruction set, if asked to.
+// Plain loops that gcc vectorizes for the file's instruction set at O3.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
 #else
@@ -148,8 +156,8 @@ ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int1
         sums[stride * i] = sum_codes(codes + pixel * i, channels);
 }
 
-// The last parts of a pixel may reach past its channels: what is read there meets weights of zero, and the mask keeps
-// the offset inside the table.
+// The last groups of a pixel may read past its channels. These codes meet zero weights, and the mask keeps the offset
+// inside the table.
 [[maybe_unused]] void lookup_offsets(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits,
                                      int entry, uint16_t *offsets, int32_t *totals) {
     if (totals)
@@ -164,9 +172,9 @@ ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, int1
         }
 }
 
-// The same for two pixels at a time, 1 bit: the second one's four channels above the first one's.
-[[maybe_unused]] void pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                                   uint16_t *offsets) {
+// The same for two pixels at 1 bit: the second pixel's four channels are the upper four bits of the index.
+[[maybe_unused]] void pixel_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count,
+                                         int steps, uint16_t *offsets) {
     const auto bits = [steps](const uint8_t *codes) {
         return (codes[0] | codes[steps] << 1 | codes[2 * steps] << 2 | codes[3 * steps] << 3) & 15;
     };

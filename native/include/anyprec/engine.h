@@ -1,6 +1,6 @@
-// Engine: a model file ready to be called. In: a path; images and a profile per call. Out: float outputs.
-// This header needs nothing but the standard library: it is the C++ interface of anyprec (docs/cpp.md). Calls from many
-// threads at once are safe, each with its own profile; results do not depend on threads, batch or instruction set.
+// The C++ interface of anyprec (docs/cpp.md): Model runs a model file. In: a path; images and a profile per call. Out:
+// float outputs. The header needs only the standard library. Calls from many threads are safe, each with its own
+// profile. Results do not depend on threads, batch or instruction set.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,16 @@
 #include <string>
 #include <vector>
 
+#include "cpu.h"
+#include "input_error.h"
+#include "model_error.h"
+
 namespace anyprec {
 
 struct OpenOptions {
-    int max_bits = 0;        // 1..8: read only so many planes; 0: all
+    int max_bits = 0;        // 1..8: read only planes of widths up to this; 0: all
     bool verify = true;      // compare every tensor that is read with its checksum
-    size_t panel_budget = 0; // most bytes of prepared weights to keep beyond the profile in use; 0: no limit
+    size_t panel_budget = 0; // bytes of prepared weights to keep beyond the profile in use; 0: no limit
     std::string isa;         // empty: ANYPREC_ISA, else the best this CPU can run
 };
 
@@ -36,21 +40,21 @@ struct OutputShape {
 
 struct ProfileInfo {
     std::string name;
-    int weight_bits = 0, act_bits = 0; // the widest of any layer, but for those 8 bit in all
+    int weight_bits = 0, act_bits = 0; // the widest of all layers, without layers that are always 8 bit
     double accuracy = 0;               // NaN where unknown
-    bool available = false;            // all its planes are there
-    size_t bytes = 0;                  // length of the prefix of the file it needs
+    bool available = false;            // all its planes are loaded
+    size_t bytes = 0;                  // of the file prefix it needs
 };
 
-// How a picture becomes an image of the network: FORMAT.md section 2. Whoever decodes pictures follows it.
+// How a picture becomes an image for the network: ARITHMETIC.md, section 7. A caller that decodes pictures follows it.
 struct Preprocessing {
-    std::string resize;        // "cover", "stretch", "none" (a picture keeps its size); empty: the file does not say
-    int height = 0, width = 0; // what is covered or stretched to; then the middle image_height x image_width
-    std::string filter;        // "nearest", "bilinear", "bicubic", "lanczos"
-    std::vector<float> scale, shift; // uint8 values become fma(u8, scale, shift), per channel; empty: not taken
+    std::string resize;              // "cover", "stretch", "none" (keep the size); empty: the file does not say
+    int height = 0, width = 0;       // size to cover or stretch to; then crop the middle image_height x image_width
+    std::string filter;              // "nearest", "bilinear", "bicubic", "lanczos"
+    std::vector<float> scale, shift; // uint8 values become fma(u8, scale, shift), per channel; empty: no uint8 images
 };
 
-// One step of a run: an op, with those that were fused into it.
+// One step of a run: an op, and the ops fused with it.
 struct StepInfo {
     std::string op;       // name in the graph
     std::string work;     // "vpdpbusd, add, quantize", "max_pool", ...
@@ -58,11 +62,11 @@ struct StepInfo {
     double seconds = 0;
 };
 
-// Ends a run before it is done: by cancel(), from any thread, or because its time is up. A run looks between two steps.
+// Ends a run early: by cancel(), from any thread, or after a timeout. A run checks it between two steps.
 class CancelToken {
   public:
     CancelToken() = default;
-    explicit CancelToken(double timeout_s) // from now; 0 or less: at once
+    explicit CancelToken(double timeout_s) // from now; 0 or less: cancelled at once
         : limited_(true),
           end_(Clock::now() +
                std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(timeout_s, 1e8)))) {}
@@ -76,7 +80,7 @@ class CancelToken {
     Clock::time_point end_{};
 };
 
-// What a cancelled run throws; its outputs are not written, or not all of them.
+// Thrown by a cancelled run. Its outputs are incomplete.
 class Cancelled : public std::runtime_error {
   public:
     Cancelled() : std::runtime_error("the run was cancelled") {}
@@ -84,35 +88,35 @@ class Cancelled : public std::runtime_error {
 
 class Model {
   public:
-    // Throws ModelError (model_error.h), IsaError (cpu.h).
+    // Throws ModelError, IsaError.
     static std::shared_ptr<Model> open(const std::string &path, const OpenOptions &options = {});
     ~Model();
 
     const std::string &name() const;
     const std::string &isa() const;
     std::vector<std::string> labels() const;
-    int input_height() const, input_width() const, input_channels() const; // 0: free
-    int image_height() const, image_width() const; // that it was made for; 0: free, and the file does not say
+    int input_height() const, input_width() const, input_channels() const; // 0: any size
+    int image_height() const, image_width() const; // size it was made for; 0: any, and the file does not say
     bool takes_bytes() const;
     Preprocessing preprocessing() const;
     std::vector<ProfileInfo> profiles() const;
     std::vector<std::string> outputs() const;
 
-    // Looks for planes that arrived since (a file still being downloaded); true if there are more now.
+    // Loads planes that arrived since (a file that is still being downloaded); returns whether there are more now.
     bool refresh();
 
-    // Throws InputError (shapes.h) for sizes the graph cannot take.
+    // Throws InputError for sizes the graph cannot take.
     std::vector<OutputShape> output_shapes(int n, int h, int w) const;
-    // Writes output i to outs[i], NHWC. Profile is a number of profiles(). Throws InputError, Cancelled,
+    // Writes output i to outs[i], NHWC. `profile` is an index into profiles(). Throws InputError, Cancelled,
     // std::bad_alloc.
     void run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel = nullptr);
 
-    // The steps a profile takes for these images, each with the median time of `repeat` runs.
+    // The steps of a profile for these images, each with its median time over `repeat` runs.
     std::vector<StepInfo> steps(const Images &images, int profile, int repeat, int threads);
-    size_t panel_bytes() const; // prepared weights held now
-    size_t arena_bytes() const; // working memory held now
+    size_t panel_bytes() const; // prepared weights in memory
+    size_t arena_bytes() const; // working memory
     size_t file_bytes() const;
-    size_t loaded_bytes() const; // of the file, held in memory now
+    size_t loaded_bytes() const; // bytes of the file in memory
 
   private:
     struct Impl;

@@ -1,6 +1,6 @@
-// Members of the JSON objects in GRAPH, each taken by name and compared with its limits; and names as numbers.
-// In: a value of the JSON text. Out: what it says, or a ModelError (BadGraph) that names the object and the member.
-// Used by the parts of GraphParser.
+// Members of the JSON objects in GRAPH (FORMAT.md, section 2), taken by name and checked against their limits; and
+// names as numbers. In: a JSON value. Out: its content, or a ModelError (BadGraph) that names the object and the
+// member. Used by GraphParser.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "anyprec/model_error.h"
 #include "format_limits.h"
 #include "json.h"
-#include "model_error.h"
 
 namespace anyprec {
 
@@ -21,12 +21,12 @@ namespace anyprec {
     throw ModelError(ModelErrorKind::BadGraph, what);
 }
 
-// Names to numbers, by binary search: nobody can choose names that make it slow.
+// Names to numbers, by binary search: no choice of names makes it slow.
 class NameIndex {
   public:
     void add(std::string_view name, int number) { names_.emplace_back(name, number); }
 
-    // False if a name stands twice.
+    // False if a name occurs twice.
     bool sort() {
         std::sort(names_.begin(), names_.end());
         return std::adjacent_find(names_.begin(), names_.end(),
@@ -43,8 +43,8 @@ class NameIndex {
     std::vector<std::pair<std::string_view, int>> names_;
 };
 
-// One JSON object and the words that say where it stands. Members are taken by name; done() refuses those nobody
-// took: an attribute we do not know may change what the op computes.
+// One JSON object, and where it is, for messages. Members are taken by name; done() refuses the rest: an unknown
+// attribute may change what the op computes.
 class Fields {
   public:
     Fields(Json::Value object, std::string where) : where_(std::move(where)) {

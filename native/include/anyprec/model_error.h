@@ -1,5 +1,5 @@
-// What can be wrong with a model file: one kind for each error class of Python (FORMAT.md section 4).
-// Thrown by the parts of the reader, caught by the bindings and by C++ programs.
+// ModelError: what is wrong with a model file, one kind per error class of Python (FORMAT.md, section 4). Thrown by the
+// reader, caught by the bindings and by C++ programs.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace anyprec {
 
-// kind_name gives the class of anyprec.errors that stands for it.
+// kind_name returns the class name in anyprec.errors.
 enum class ModelErrorKind {
     TruncatedFile,
     BadHeader,
@@ -27,7 +27,7 @@ struct ModelError : std::runtime_error {
     ModelError(ModelErrorKind what_kind, const std::string &message) : std::runtime_error(message), kind(what_kind) {}
 };
 
-// Text of a file as a message shows it: in quotes, at most 60 characters, none of them a control character.
+// Text of a file for an error message: in quotes, at most 60 characters, without control characters.
 std::string quote(std::string_view text);
 
 } // namespace anyprec

@@ -1,5 +1,5 @@
-// Lifetimes: objects of a plan and the steps between which they live, laid out in one arena. In: sizes and uses.
-// Out: an offset for each object, so that those alive at the same time do not overlap. Called by plan.cpp.
+// ArenaPlanner: places objects (buffers of a plan) in one arena, by the steps between which they live. In: sizes and
+// uses. Out: an offset per object; objects alive at the same time do not overlap. Called by plan.cpp.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace anyprec {
 
-class Lifetimes {
+class ArenaPlanner {
   public:
-    // A new object's number; it has no memory until it is used.
+    // Returns the number of a new object. It gets memory when it is used.
     size_t add(size_t bytes);
     void use(size_t object, int step);
-    // `next` gets the memory of `object`, if that is as large and no step after `step` uses it.
+    // Gives the memory of `object` to `next`, if it is as large and no step after `step` uses it.
     bool hand_over(size_t object, size_t next, int step);
-    // Gives every object its offset; returns the bytes of the arena.
+    // Assigns all offsets; returns the size of the arena in bytes.
     size_t lay_out();
     size_t offset(size_t object) const { return objects_[object].offset; }
 

@@ -1,0 +1,102 @@
+// See kernel_selection.h.
+#include "kernel_selection.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "panels.h"
+
+namespace anyprec {
+namespace {
+
+int vectors_of(const TileKernel &kernel, int out) {
+    int vectors = 0;
+    for (const Block &block : cut_blocks(kernel, out, 1, 1))
+        vectors += 1 << block.log2_vectors;
+    return vectors;
+}
+
+bool supports(const TileKernel &kernel, LayerBits bits) {
+    return bits.weights <= kernel.max_weight_bits && bits.acts <= kernel.max_act_bits;
+}
+
+// Cost model of a convolution, in cycles per image: products at the kernel's rate, the work per pixel (or patch) and
+// channel, and reading panels from beyond L2. Fitted to single layers of ResNet-18 and -50 (`anyprec-run --steps`, 64
+// channels at 56 x 56 to 512 at 7 x 7) on an Emerald Rapids at 3.0 GHz, to within 10 %.
+constexpr double kEpilogueCycles = 0.4;       // epilogue of one output, direct algorithm
+constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in L2
+constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
+constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
+
+// A partial tile costs as much as a full one: 3 rows take as long as 6.
+double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
+    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
+    const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
+    return std::max(rows, double(kernel.max_rows[widest])) * taps * steps * kernel.step_channels *
+           vectors_of(kernel, out) * kernel.lanes / kernel.products_per_cycle;
+}
+
+double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
+    const double panel =
+        static_cast<double>(vector_bytes(kernel)) / (kernel.lanes * kernel.step_channels) * taps * in * out;
+    return kCyclesPerPanelByte * passes * std::max(0.0, panel - kPanelBytesInL2);
+}
+
+} // namespace
+
+// The kernel with the most useful products per cycle: padding in partly filled vectors and steps does not count.
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits,
+                                bool split) {
+    const int out = weight.shape[0] / op.groups, in = weight.shape[3];
+    const int64_t k = static_cast<int64_t>(weight.count) / weight.shape[0];
+    const TileKernel *best = nullptr;
+    double best_rate = -1;
+    for (const TileKernel *const *p = kernels.integer; *p; ++p) {
+        const TileKernel &kernel = **p;
+        const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
+                             kernel.coding != Coding::split8; // window sums per group would cost more
+        if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
+            (op.groups > 1 && !grouped))
+            continue;
+        const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
+        const double rate = kernel.products_per_cycle *
+                            (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
+                            (static_cast<double>(in) / (steps * kernel.step_channels));
+        if (rate > best_rate)
+            best = &kernel, best_rate = rate;
+    }
+    return best;
+}
+
+int patches_at_once(const Winograd &kernel, int in, int out) {
+    const double row = 16.0 * in * static_cast<double>(kernel.element);
+    return row * out <= 256 << 10 ? 32 : std::clamp(static_cast<int>((512 << 10) / row), 16, 64);
+}
+
+const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,
+                                const TileKernel &direct) {
+    const bool fits = op.kernel[0] == 3 && op.kernel[1] == 3 && op.stride[0] == 1 && op.stride[1] == 1 &&
+                      op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1;
+    // Four times the largest sum must fit 32 bits: at 8 bits that is 917 channels.
+    const int64_t largest = int64_t(9) * in.c * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
+    if (!fits || !kernels.winograd || 4 * largest >= int64_t(1) << 31)
+        return nullptr;
+    const double pixels = static_cast<double>(out.h) * out.w;
+    const double patches = (static_cast<double>(out.h) + out.h % 2) * (out.w + out.w % 2) / 4;
+    const Winograd *best = nullptr;
+    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kEpilogueCycles * pixels * out.c +
+                   panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
+    for (const Winograd *const *p = kernels.winograd; *p; ++p) {
+        const Winograd &w = **p;
+        if (!supports(w.tile, bits))
+            continue;
+        const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c, out.c)));
+        const double cycles = product_cycles(w.tile, patches, 16, in.c, out.c) +
+                              w.transform * patches * (in.c + out.c) + panel_cycles(w.tile, passes, 16, in.c, out.c);
+        if (cycles < least)
+            best = &w, least = cycles;
+    }
+    return best;
+}
+
+} // namespace anyprec
