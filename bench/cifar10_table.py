@@ -73,7 +73,7 @@ def calibrated(args: argparse.Namespace) -> dict[int, float]:
     data = ["--data", args.data, "--json"]
     subprocess.run([*anyprec, "calibrate", str(model), "--out", str(full), *data], check=True)
     done = subprocess.run([*anyprec, "evaluate", str(full), *data], check=True, stdout=subprocess.PIPE)
-    return {int(k): v["accuracy"] for k, v in json.loads(done.stdout).items()}
+    return {int(k): v["accuracy"] for k, v in json.loads(done.stdout)["results"].items()}
 
 
 def write(name: str, head: list, rows: list[list]) -> None:

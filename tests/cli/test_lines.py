@@ -71,7 +71,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch):
     with contextlib.suppress(ImportError):
-        monkeypatch.setattr("anyprec.cli.serve.run_server", lambda server, listener: 0)
+        monkeypatch.setattr("anyprec.serve.connections.server.run", lambda server, listener: 0)
 
 
 def told(argv, capsys):

@@ -187,6 +187,7 @@ def test_command(run_folder, tmp_path, capsys):
     assert main(["pack", str(run_folder), "--out", str(out), "--float", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     graph = read(out)
+    assert (report["model"], report["out"]) == (str(run_folder / "model.pt"), str(out))
     assert report["profiles"] == [p.name for p in graph.profiles] and report["profiles"][-1] == "32"
     assert graph.labels == tuple("0123456789") and all(p.accuracy is not None for p in graph.profiles)
     # uint8 images become what the network was trained on

@@ -48,7 +48,7 @@ def test_all_methods(run_folder, tmp_path, capsys):
     # What it wrote is a run like any other: the same accuracy by evaluate, and in the engine.
     for method in ("bs", "bc"):
         assert main(["evaluate", str(out / method), "--json"]) == 0
-        tested = json.loads(capsys.readouterr().out)
+        tested = json.loads(capsys.readouterr().out)["results"]
         assert {k: tested[k] for k in ("1", "4", "8")} == record["methods"][method] and tested["32"] == record["float"]
     pytest.importorskip("anyprec._native")
     model = str(tmp_path / "bc.apm")
@@ -56,7 +56,7 @@ def test_all_methods(run_folder, tmp_path, capsys):
     capsys.readouterr()
     assert main(["run", model, "--dataset", "digits", "--json"]) == 0
     # Values at the border between two codes may fall to the other side: an image or two of 360.
-    found = {str(row["bits"]): row["accuracy"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    found = {k: row["accuracy"] for k, row in json.loads(capsys.readouterr().out)["results"].items()}
     for k in ("1", "4", "8"):
         assert found[k] == pytest.approx(record["methods"]["bc"][k]["accuracy"], abs=0.6)
 

@@ -15,7 +15,7 @@ def test_list(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
     assert main(["reproduce", "list", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(EXPERIMENTS)
+    assert set(json.loads(capsys.readouterr().out)["experiments"]) == set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize(

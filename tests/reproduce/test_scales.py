@@ -2,17 +2,18 @@
 
 import pytest
 
+from anyprec.choices import EXPERIMENT_SCALES
 from anyprec.errors import AnyprecError
 from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
-from anyprec.reproduce.scales import SCALES, Net, default_net, nets
+from anyprec.reproduce.scales import Net, default_net, nets
 from anyprec.reproduce.store import recipes_folder
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_every_training_can_be_made(scale):
     trainings = trainings_of(list(EXPERIMENTS.values()), scale)
     assert len(trainings) == len({t.name for t in trainings})
@@ -23,12 +24,12 @@ def test_every_training_can_be_made(scale):
             assert trainings.index(training.after) < trainings.index(training)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_the_rows_are_the_papers(scale):
     assert set(nets(scale)) == set(TABLE1)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_experiments_share_trainings(scale):
     of = {name: set(trainings_of([e], scale)) for name, e in EXPERIMENTS.items()}
     assert of["gaps"] == of["uca"] <= of["robustness"] <= of["table1"]
@@ -70,5 +71,5 @@ def test_experiments_by_name():
 
 
 def test_a_result_is_known_by_what_it_rests_on():
-    keys = {e.key(scale) for e in EXPERIMENTS.values() for scale in SCALES}
+    keys = {e.key(scale) for e in EXPERIMENTS.values() for scale in EXPERIMENT_SCALES}
     assert len(keys) >= 3 * len(EXPERIMENTS) - 3  # gaps and uca rest on the same training

@@ -284,8 +284,8 @@ def test_table_and_json(model, graph, digits, capsys):
     args = (model, "--dataset", "digits", "--limit", "100", "--json", "--bits", "8", "--threads", "2", "--batch", "10")
     found = json.loads(run(capsys, *args))
     assert (found["images"], found["threads"], found["batch"]) == (100, 2, 10)
-    (row,) = found["rows"]
-    assert (row["bits"], row["accuracy"]) == ("8", oracle_accuracy(graph, digits, "8"))
+    ((bits, row),) = found["results"].items()
+    assert (bits, row["accuracy"]) == ("8", oracle_accuracy(graph, digits, "8"))
     assert f"{row['accuracy']:.2f} %" in out[4] and f"{row['bytes']:,}" in out[4]
 
 

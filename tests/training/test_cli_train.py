@@ -64,19 +64,21 @@ def test_recipes_are_stages(tmp_path, capsys, monkeypatch):
 
 def test_train_json_is_json_alone(tmp_path, capsys):
     assert main([*TRAIN, "--out", str(tmp_path), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)
+    result = record["results"]
+    assert record["out"] == str(tmp_path) and record["dataset"] == "digits"
     assert set(result) == {"1", "2", "4", "8", "32"} and 0 <= result["8"]["accuracy"] <= 100
 
 
 def test_calibrate_then_evaluate(run_folder, tmp_path, capsys):
     assert main(["evaluate", str(run_folder), "--json", "--limit", "100"]) == 0
-    before = json.loads(capsys.readouterr().out)
+    before = json.loads(capsys.readouterr().out)["results"]
     full = tmp_path / "full.pt"
     arguments = ["--widths", "3,5-7", "--batches", "2", "--out", str(full), "--json"]
     assert main(["calibrate", str(run_folder), *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["widths"] == [1, 2, 3, 4, 5, 6, 7, 8, 32]
     assert main(["evaluate", str(full), "--json", "--limit", "100"]) == 0
-    after = json.loads(capsys.readouterr().out)
+    after = json.loads(capsys.readouterr().out)["results"]
     assert set(after) == {str(k) for k in (*range(1, 9), 32)}
     assert {k: after[k] for k in before} == before
 
@@ -89,7 +91,7 @@ def test_evaluate_a_profile(run_folder, tmp_path, capsys):
     assert main(["calibrate", str(run_folder), "--widths", "3", "--batches", "2", "--out", full, *arguments]) == 0
     capsys.readouterr()
     assert main(["evaluate", full, "--widths", "8", "--limit", "50", *arguments]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"8", "mine"}
+    assert set(json.loads(capsys.readouterr().out)["results"]) == {"8", "mine"}
 
 
 def test_saved_accuracies_are_packed(run_folder, tmp_path, capsys):
@@ -97,7 +99,7 @@ def test_saved_accuracies_are_packed(run_folder, tmp_path, capsys):
     assert main(["calibrate", str(run_folder), "--widths", "3", "--batches", "2", "--out", full]) == 0
     capsys.readouterr()
     assert main(["evaluate", full, "--widths", "3,8", "--save", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["results"]
     assert main(["pack", full, "--out", packed]) == 0
     model = anyprec.load(packed)
     assert model.accuracy(3) == pytest.approx(found["3"]["accuracy"])

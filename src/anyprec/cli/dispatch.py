@@ -93,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except AnyprecError as error:
         return refuse(str(error))
-    except KeyboardInterrupt:
-        say("\nanyprec: interrupted" if is_terminal(sys.stderr) else "anyprec: interrupted")  # behind the ^C
+    except KeyboardInterrupt as error:
+        line = f"anyprec: interrupted; {error}" if str(error) else "anyprec: interrupted"
+        say(f"\n{line}" if is_terminal(sys.stderr) else line)  # behind the ^C
         return INTERRUPTED
     except UnicodeEncodeError as error:
         if not re.search("[\udc80-\udcff]", error.object):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from anyprec.choices import EXPERIMENT_SCALES
 from anyprec.errors import AnyprecError
 from anyprec.reproduce.store import Training, training
 from anyprec.widths import DEFAULT_WIDTHS
-
-SCALES = ("paper", "small", "tiny")
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,8 @@ CALIBRATION = {"paper": (20, 500), "small": (10, 500), "tiny": (4, 64)}
 
 
 def check_scale(scale: str) -> str:
-    if scale not in SCALES:
-        raise AnyprecError(f"--scale {scale!r} is not known; choose one of {', '.join(SCALES)}")
+    if scale not in EXPERIMENT_SCALES:
+        raise AnyprecError(f"--scale {scale!r} is not known; choose one of {', '.join(EXPERIMENT_SCALES)}")
     return scale
 
 
