@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -22,6 +23,7 @@ def verb(monkeypatch):
     def register(run):
         module = types.ModuleType("anyprec_test_probe")
         module.add_arguments = lambda parser: parser.add_argument("--n", type=int, default=1)
+        module.EXAMPLE = "anyprec probe --n 2"
         module.run = run
         monkeypatch.setitem(sys.modules, "anyprec_test_probe", module)
         monkeypatch.setitem(cli.VERBS, "probe", ("anyprec_test_probe", "a verb for tests"))
@@ -57,20 +59,47 @@ def test_no_verb_shows_the_help_as_an_error(capsys):
     assert captured.err.startswith("usage: anyprec VERB")
 
 
-def test_version(capsys):
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version(option, capsys):
+    assert cli.main([option]) == 0
     assert capsys.readouterr().out == f"anyprec {anyprec.__version__}\n"
 
 
 @pytest.mark.parametrize("name", list(cli.VERBS))
 def test_every_verb_has_help(name, capsys):
-    module = cli.VERBS[name][0]
-    if not module.startswith("anyprec.run"):
-        pytest.importorskip("torch")
-    handler = importlib.import_module(module)
+    handler = importlib.import_module(cli.VERBS[name][0])
     assert callable(handler.run)
     assert cli.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: anyprec {name}")
+    out = capsys.readouterr().out
+    assert out.startswith(f"example: anyprec {name}") and f"\n\nusage: anyprec {name}" in out
+    assert cli.main(["help", name]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("name", list(cli.VERBS))
+def test_the_example_is_a_command_that_can_be_typed(name):
+    program, verb, *arguments = shlex.split(cli.module_of(name).EXAMPLE)
+    assert (program, verb) == ("anyprec", name)
+    cli.parser_of(name).parse_intermixed_args(arguments)
+
+
+@pytest.mark.parametrize("name", list(cli.VERBS))
+def test_every_metavar_says_what_is_wanted(name):
+    for action in cli.parser_of(name)._actions:
+        if action.nargs != 0 and action.choices is None:
+            assert action.metavar, f"anyprec {name}: {action.dest} has no metavar"
+        assert action.help, f"anyprec {name}: {action.dest} has no help"
+
+
+def test_help_as_a_verb(capsys):
+    assert cli.main(["help"]) == 0
+    assert capsys.readouterr().out == cli.usage()
+    assert cli.main(["help", "load"]) == 0
+    out, err = capsys.readouterr()
+    assert "usage: anyprec loadtest" in out and "is now called" in err
+    assert cli.main(["help", "trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+    assert cli.main(["help", "train", "pack"]) == 2
 
 
 VERBS = ", ".join(cli.VERBS)

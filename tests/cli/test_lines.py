@@ -43,6 +43,8 @@ RIGHT = {
     "reproduce": ["list"],
     "report": ["run", "--out", "x.html"],
     "info": [],
+    "recipes": ["nosuch"],
+    "completion": ["bash"],
 }
 
 
@@ -259,7 +261,7 @@ print(json.dumps(found))
 def test_without_torch(place):
     import json
 
-    free = {verb: RIGHT[verb] for verb in ("inspect", "run", "simulate", "report", "info")}
+    free = {verb: RIGHT[verb] for verb in ("inspect", "run", "simulate", "report", "info", "completion")}
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, json.dumps({**RIGHT, **free})],
         capture_output=True, text=True, timeout=120,

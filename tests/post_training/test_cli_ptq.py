@@ -9,7 +9,7 @@ from anyprec.cli import main
 from anyprec.zoo import build
 
 TRAIN = [
-    "train", "recipes/digits.toml", "--json", "--set", "epochs=6", "--set", "batch_size=64", "--set", "widths=[32]",
+    "train", "digits", "--json", "--set", "epochs=6", "--set", "batch_size=64", "--set", "widths=[32]",
     "--set", "net_options.multiplier=0.25",
 ]  # fmt: skip
 
@@ -108,14 +108,14 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["RUN", "--images", "0"], "argument --images: '0' is not a whole number above 0"),
         (["RUN", "--net", "resnet8"], "--net is for files of float weights"),
         (["RUN", "--dataset", "cifar10"], "cifar10"),
-        (["RUN", "--dataset", "cifar10", "--data", "recipes"], "recipes has no CIFAR-10"),
+        (["RUN", "--dataset", "cifar10", "--data", "docs"], "docs has no CIFAR-10"),
         (["RUN", "--quantizer", "dorefa"], "invalid choice: 'dorefa'"),
         (["nowhere.pt"], "there is no checkpoint nowhere.pt"),
-        (["recipes"], "there is no checkpoint recipes/model.pt"),
-        (["recipes/digits.toml"], "recipes/digits.toml is truncated, damaged or no torch file"),
+        (["docs"], "there is no checkpoint docs/model.pt"),
+        (["pyproject.toml"], "pyproject.toml is truncated, damaged or no torch file"),
         (
-            ["RUN", "--out", "recipes/digits.toml"],
-            "recipes/digits.toml: a file of that name is there",
+            ["RUN", "--out", "pyproject.toml"],
+            "pyproject.toml: a file of that name is there",
         ),
     ],
 )

@@ -8,7 +8,6 @@ from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
 from anyprec.reproduce.scales import Net, default_net, nets
-from anyprec.reproduce.store import recipes_folder
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
@@ -41,7 +40,7 @@ def test_experiments_share_trainings(scale):
 def test_paper_scale_is_the_recipes():
     for name, net in nets("paper").items():
         assert isinstance(net, Net)
-        assert net.joint().recipe == Recipe.load(recipes_folder() / f"{net.recipe}.toml"), name
+        assert net.joint().recipe == Recipe.load(net.recipe), name
     resnet18 = nets("paper")["ImageNet ResNet-18"]
     assert isinstance(resnet18, Net)
     alone = resnet18.dedicated(2).recipe

@@ -1,7 +1,6 @@
 """The verbs train, calibrate and evaluate from end to end, as a user types them."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,9 +8,10 @@ import anyprec
 from anyprec.cli import main
 from anyprec.training.checkpoint import load_model
 from anyprec.training.recipe import Recipe
+from anyprec.training.recipe_catalog import FOLDER
 
 SMALL = ["--set", "epochs=1", "--set", "limit=256", "--set", "net_options.multiplier=0.25"]
-TRAIN = ["train", "recipes/digits.toml", *SMALL]
+TRAIN = ["train", "digits", *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_recipes_are_stages(tmp_path, capsys, monkeypatch):
     both = []
     for name, widths in (("float", "[32]"), ("all", "[1, 8, 32]")):
         path = tmp_path / f"{name}.toml"
-        text = Path("recipes/digits.toml").read_text().splitlines()
+        text = (FOLDER / "digits.toml").read_text().splitlines()
         kept = [line for line in text if not line.startswith("widths") and "init" not in line]
         path.write_text("\n".join([f"widths = {widths}", *kept]))
         both.append(str(path))
@@ -114,12 +114,12 @@ def test_saved_accuracies_are_packed(run_folder, tmp_path, capsys):
         (["evaluate", "RUN", "--widths", "9"], "bits=9 is not a bit-width"),
         (["evaluate", "RUN", "--widths", "two"], "'two' in widths 'two' is not a bit-width"),
         (["evaluate", "nowhere.pt"], "there is no checkpoint nowhere.pt"),
-        (["evaluate", "RUN", "--dataset", "cifar10", "--data", "recipes"], "recipes has no CIFAR-10 test_batch"),
+        (["evaluate", "RUN", "--dataset", "cifar10", "--data", "docs"], "docs has no CIFAR-10 test_batch"),
         (["calibrate", "RUN", "--profile", "nowhere.json"], "cannot read profile nowhere.json"),
         (["train", "nowhere.toml", "--out", "x"], "cannot read recipe nowhere.toml"),
-        (["train", "recipes/digits.toml", "--out", "RUN"], "holds a run already; add --resume"),
-        (["train", "recipes/digits.toml", "--out", "x", "--set", "net=resnet9"], "network 'resnet9' is not in the zoo"),
-        (["train", "recipes/digits.toml", "--out", "x", "--set", "data=digit"], "digit"),
+        (["train", "digits", "--out", "RUN"], "holds a run already; add --resume"),
+        (["train", "digits", "--out", "x", "--set", "net=resnet9"], "network 'resnet9' is not in the zoo"),
+        (["train", "digits", "--out", "x", "--set", "data=digit"], "digit"),
     ],
 )
 def test_mistakes_end_with_one_line(run_folder, tmp_path, arguments, message, capsys):

@@ -1,7 +1,8 @@
 """The three scales, as one table: which network, data and recipe stands for each row of the paper at each scale.
 
-`paper` is the paper's own setting (recipes/, for GPUs), `small` real data on two CPU cores, `tiny` embedded digits for
-tests. A row that is not run says why. The experiments ask here for trainings and know nothing else of scales.
+`paper` is the paper's own setting (the recipes as they stand, for GPUs), `small` real data on two CPU cores, `tiny`
+embedded digits for tests. A row that is not run says why. The experiments ask here for trainings and know nothing else
+of scales.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Segmentation:
         }
 
 
-# How the widths share weights in recipes/cifar10-resnet8-cpu.toml, for the other small networks
+# How the widths share weights in the recipe cifar10-resnet8-cpu, for the other small networks
 SHARING = ("width_weights={1=2.0,2=0.5,32=3.0}", "sign_window=0.15")
 # The authors' schedule for dedicated ImageNet models
 IMAGENET_DEDICATED = ("epochs=120", "lr=0.1", "milestones=[30,60,85,95,105]")
