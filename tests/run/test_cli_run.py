@@ -15,7 +15,7 @@ import anyprec
 from anyprec.cli import main
 from anyprec.cli.run import chosen_profiles
 from anyprec.data import ArrayData, load_data
-from anyprec.errors import InputError
+from anyprec.errors import InputError, NotAModelFile
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run import accuracy
@@ -412,7 +412,13 @@ def test_wrong_files(model, tmp_path, capsys):
     assert "has no images in it" in error(capsys, model, tmp_path / "empty")
     assert "cannot be read as an array" in error(capsys, model, tmp_path / "x.npy")
     assert "is no image that can be decoded" in error(capsys, model, tmp_path / "x.png")
-    assert "is not packed yet; run: anyprec pack" in error(capsys, tmp_path, tmp_path / "x.npy")
+    assert "cannot be opened" in error(capsys, tmp_path, tmp_path / "x.npy")
+    (tmp_path / "model.pt").write_bytes(b"PK")
+    for checkpoint in (tmp_path, tmp_path / "model.pt"):
+        line = f"{checkpoint} is not packed yet; run: anyprec pack {checkpoint} --out net.apm"
+        assert line in error(capsys, checkpoint, tmp_path / "x.npy")
+        with pytest.raises(NotAModelFile, match="is not packed yet"):
+            anyprec.load(checkpoint)
     assert "cannot be opened" in error(capsys, tmp_path / "gone.apm", tmp_path / "x.npy")
 
 

@@ -10,6 +10,7 @@ import sys
 from itertools import groupby
 
 from anyprec.arguments import duration, whole
+from anyprec.bench import rivals
 from anyprec.bench.race import Bench, Failure, Row, Wish, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.bench.timing import TIMEOUT_S
@@ -21,6 +22,11 @@ from anyprec.progress import Progress
 from anyprec.widths import parse_widths
 
 EXAMPLE = "anyprec bench digits.apm --bits 1,2,4,8 --threads 1,2"
+
+NO_RIVAL = (
+    "no other engine can run here, only anyprec is timed; pip install 'anyprec[bench]' installs ONNX Runtime, OpenVINO "
+    "and what PyTorch needs to take part; --rivals none goes without"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.picture:
         check_picture(args.picture)
+    if wish.rivals and all(rivals.missing(name) for name in wish.rivals):
+        print(f"anyprec: note: {NO_RIVAL}", file=sys.stderr)
     with Progress("bench", total=wish.rounds * len(wish.batches) * len(wish.threads), unit="round") as progress:
         done = bench(wish, progress.update)
     if args.json:

@@ -55,11 +55,11 @@ def all_verbs() -> list[VerbWords]:
         options: list[Option] = []
         values: list[str] = ["list", "all"] if verb == "reproduce" else []
         for action in parser_of(verb)._actions:
-            choices = tuple(map(str, action.choices or names.get(str(action.metavar), ())))
+            choices = tuple(map(str, action.choices or ()))
             if action.option_strings:
                 options.append(Option(tuple(action.option_strings), action.help or "", action.nargs != 0, choices))
             else:
-                values += choices
+                values += choices or names.get(str(action.metavar), ())
         found.append(VerbWords(verb, summary, tuple(options), tuple(values)))
     found.append(VerbWords("help", "the options of one verb", (), tuple(VERBS)))
     return found

@@ -79,8 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_options(args)
-    if Path(args.model).is_dir() or args.model.endswith(".pt"):
-        raise AnyprecError(f"{args.model} is not packed yet; run: anyprec pack {args.model} --out net.apm")
     model = load(args.model, max_bits=args.max_bits, threads=args.threads, verify=args.verify)
     if not model.profiles:
         raise UnsupportedBits(f"--max-bits {args.max_bits} leaves nothing of {args.model} to run; give more")
