@@ -117,9 +117,7 @@ def find(given: str | Path) -> str | Path:
     """
     text = os.fsdecode(given)
     if is_checkpoint(text):
-        raise NotAModelFile(
-            f"{text} is not packed yet; run: {shlex.join(['anyprec', 'pack', text, '--out', 'net.apm'])}"
-        )
+        raise NotAModelFile(f"{text} is not packed yet; run: anyprec pack {shlex.quote(text)} --out net.apm")
     if not LIKE_A_NAME.fullmatch(text) or os.path.lexists(text):
         return given
     shipped = FOLDER / f"{text}.apm"
