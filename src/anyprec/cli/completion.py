@@ -152,9 +152,9 @@ fi
 
 
 def escaped(text: str) -> str:
-    """Inside '...[...]' of zsh: quotes, brackets and colons have a meaning there."""
+    """Inside '...[...]' of zsh: quotes, closing brackets and colons have a meaning there."""
     plain = text.replace("%%", "%").replace("'", "'\\''")
-    return plain.replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
+    return plain.replace("]", "\\]").replace(":", "\\:")
 
 
 def fish_script(verbs: list[VerbWords]) -> str:

@@ -110,7 +110,7 @@ def compare(
             if bar is not None:
                 bar.update(method=method)
     record = {
-        "model": str(args.model), "network": str(source.zoo_name), "data": recipe.data,
+        "model": str(args.model), "network": str(source.zoo_name), "dataset": recipe.data,
         "training_images": len(training), "test_images": len(test), "float": plain,
         "methods": {method: {str(k): v for k, v in results.items()} for method, results in done.items()},
         "aciq_mean_bits": spent,  # width -> of weights, of input channels
@@ -172,7 +172,7 @@ def table(record: dict[str, Any]) -> str:
     measure = "miou" if "miou" in record["float"] else "accuracy"
     widths = list(next(iter(record["methods"].values())))
     lines = [
-        f"{record['network']} on {record['data']}: {'mIoU' if measure == 'miou' else 'accuracy'} in percent over "
+        f"{record['network']} on {record['dataset']}: {'mIoU' if measure == 'miou' else 'accuracy'} in percent over "
         f"{record['test_images']} test images; {record['training_images']} training images seen",
         "method  " + "".join(f"{k:>8}" for k in (*widths, "float")),
     ]
