@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES) $(PACKAGES)
 PICTURE = $(shell $(BIN)/python -c 'import matplotlib' 2>/dev/null && echo --picture runs/demo/digits.png)
 
 demo: $(READY)
-	$(BIN)/anyprec train recipes/digits.toml --out runs/demo --overwrite
+	$(BIN)/anyprec train digits --out runs/demo --overwrite
 	$(BIN)/anyprec calibrate runs/demo --widths 3,5-7
 	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32 --save
 	$(BIN)/anyprec pack runs/demo --float --out runs/demo/digits.apm

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RECIPE = HERE.parent / "recipes" / "cifar10-resnet8-cpu.toml"
+RECIPE = "cifar10-resnet8-cpu"
 WIDTHS = (1, 2, 4, 8, 32)
 DEFAULT = "hard"  # the loss of the recipe
 ROWS: dict[str, list[str]] = {
@@ -39,7 +39,7 @@ def run_row(name: str, args: argparse.Namespace) -> None:
     out = Path(args.out) / name
     if (out / "model.pt").exists():
         return
-    command = [sys.executable, "-m", "anyprec", "train", str(RECIPE), "--out", str(out), "--data", args.data]
+    command = [sys.executable, "-m", "anyprec", "train", RECIPE, "--out", str(out), "--data", args.data]
     command += [part for setting in ROWS[name] for part in ("--set", setting)] + ["--resume", "--json"]
     print("start", name, flush=True)
     with open(Path(args.out) / f"{name}.err", "a") as errors:
@@ -73,7 +73,7 @@ def calibrated(args: argparse.Namespace) -> dict[int, float]:
     data = ["--data", args.data, "--json"]
     subprocess.run([*anyprec, "calibrate", str(model), "--out", str(full), *data], check=True)
     done = subprocess.run([*anyprec, "evaluate", str(full), *data], check=True, stdout=subprocess.PIPE)
-    return {int(k): v["accuracy"] for k, v in json.loads(done.stdout).items()}
+    return {int(k): v["accuracy"] for k, v in json.loads(done.stdout)["results"].items()}
 
 
 def write(name: str, head: list, rows: list[list]) -> None:

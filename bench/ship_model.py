@@ -30,7 +30,6 @@ import torch
 import anyprec
 from anyprec.bench.race import Wish, bench
 from anyprec.cli import dispatch as cli
-from anyprec.cli.evaluate import model_file
 from anyprec.cli.tables import bits_name
 from anyprec.data import MaskData, load_data
 from anyprec.data.catalog import Data
@@ -46,6 +45,7 @@ from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
 from anyprec.training.evaluate import to_tensor
+from anyprec.training.trained_run import checkpoint_of
 from anyprec.widths import INTEGER_WIDTHS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def ship(args: argparse.Namespace) -> None:
     if not NAME.fullmatch(args.name):
         raise AnyprecError(f"--name {args.name!r}: small letters, digits and single - between them only")
-    source = model_file(args.run)
+    source = checkpoint_of(args.run)
     recipes = recipes_of(source)
     with tempfile.TemporaryDirectory(prefix="anyprec-ship-") as folder:
         checkpoint, packed = Path(folder) / "model.pt", Path(folder) / f"{args.name}.apm"

@@ -28,8 +28,12 @@ def test_links_lead_somewhere(path):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_every_verb_has_a_page():
+def test_every_verb_has_a_file_a_page_and_tests():
+    """anyprec VERB = cli/VERB.py = docs/VERB.md (or docs/cli/VERB.md) = tests/**/test_cli_VERB.py."""
     from anyprec.cli.dispatch import VERBS
 
-    missing = [verb for verb in VERBS if not (ROOT / "docs" / f"{verb}.md").exists()]
-    assert not missing
+    for verb, (module, _) in VERBS.items():
+        assert module.removesuffix("_") == f"anyprec.cli.{verb}"  # import_: `import` is a word of Python
+        assert (ROOT / "src" / f"{module.replace('.', '/')}.py").exists()
+        assert any((ROOT / "docs" / place / f"{verb}.md").exists() for place in (".", "cli")), f"no page for {verb}"
+        assert list((ROOT / "tests").rglob(f"test_cli_{verb}.py")), f"no tests/**/test_cli_{verb}.py"

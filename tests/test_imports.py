@@ -15,12 +15,13 @@ import pytest
 import anyprec
 
 SOURCE = Path(anyprec.__file__).parent
-TORCH_PARTS = {"cli", "nn", "training", "analysis", "zoo", "packing", "post_training", "reproduce"}
+TORCH_PARTS = {"nn", "training", "analysis", "zoo", "packing", "post_training", "reproduce"}
 
 # Part of the package -> the parts it may import, besides itself and FOR_ALL.
 # `nn`, `training` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
 MAY_IMPORT = {
     "arguments": set(),
+    "choices": set(),
     "errors": set(),
     "widths": set(),
     "files": set(),
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "__init__": set(),
 }  # fmt: skip
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "_native"}  # the commands: nothing but __main__ imports them
-FOR_ALL = {"arguments", "errors", "files", "preprocessing", "widths", "__init__"}
+FOR_ALL = {"arguments", "choices", "errors", "files", "preprocessing", "widths", "__init__"}
 
 
 def part_of(path: Path) -> str:
@@ -55,8 +56,13 @@ def part_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Full names of what a file imports, inside functions too. `if TYPE_CHECKING:` never runs: left out."""
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    """Full names of what a file imports, inside functions too."""
+    return imports_of(ast.parse(path.read_text(encoding="utf-8")), path)
+
+
+def imports_of(tree: ast.AST, path: Path) -> Iterator[str]:
+    """`if TYPE_CHECKING:` never runs: left out."""
+    pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -84,13 +90,44 @@ def test_layers(path):
     for name in imports(path):
         package, _, rest = name.partition(".")
         if package in ("torch", "torchvision", "transformers", "tensorboard"):
-            assert part in TORCH_PARTS, f"{path} imports {name}; only {sorted(TORCH_PARTS)} may"
+            allowed = TORCH_PARTS | {"cli"}  # there inside functions only: see the next test
+            assert part in allowed, f"{path} imports {name}; only {sorted(allowed)} may"
         if package == "anyprec":
             target = rest.partition(".")[0]
             if not ((SOURCE / target).exists() or (SOURCE / f"{target}.py").exists() or target == "_native"):
                 target = "__init__"  # a name such as __version__
             allowed = MAY_IMPORT[part] | FOR_ALL | {part}
             assert target in allowed, f"{path} imports anyprec.{target}; {part} may import {sorted(allowed)}"
+
+
+COMMANDS = sorted((SOURCE / "cli").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.name)
+def test_commands_import_torch_inside_functions_only(path):
+    """`anyprec VERB --help` must not wait for torch. recipe.py and half_precision.py are the torch-free part of it."""
+    top = ast.parse(path.read_text(encoding="utf-8"))
+    top.body = [node for node in top.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    for name in imports_of(top, path):
+        package, _, rest = name.partition(".")
+        assert package != "torch", f"{path} imports {name} at its top"
+        if package == "anyprec" and rest.partition(".")[0] in TORCH_PARTS:
+            free = ("training.recipe", "training.half_precision")
+            assert rest.startswith(free), f"{path} imports {name} at its top; import it where it is used"
+
+
+def test_help_of_every_verb_loads_no_torch():
+    script = """import contextlib, importlib, io, pkgutil, sys
+import anyprec.cli
+from anyprec.cli.dispatch import VERBS, main
+for module in pkgutil.iter_modules(anyprec.cli.__path__):
+    importlib.import_module(f"anyprec.cli.{module.name}")
+for verb in VERBS:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main([verb, "--help"]) == 0, verb
+assert len(VERBS) > 10 and "torch" not in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def loaded_by(statement: str) -> set[str]:

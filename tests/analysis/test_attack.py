@@ -1,4 +1,4 @@
-"""Attacks: FGSM against a case worked by hand, limits held exactly, PGD, the matrix, random defense, the verb."""
+"""Attacks: FGSM against a case worked by hand, limits held exactly, PGD, the matrix, random defense."""
 
 import json
 from dataclasses import replace
@@ -20,13 +20,10 @@ from anyprec.analysis.attack import (
     input_gradient,
     perturb,
 )
-from anyprec.cli import main
 from anyprec.data import ArrayData, load_data
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
 from anyprec.nn.layers import AnyLinear
 from anyprec.nn.switching import set_bits, switch_norms
-from anyprec.training.checkpoint import save_model
-from anyprec.zoo import build
 
 MEAN, STD = (0.5, 0.25), (0.25, 0.5)  # of two channels
 
@@ -58,25 +55,6 @@ def column(*values):
 @pytest.fixture(scope="module")
 def digits():
     return load_data("digits", "test", limit=60)
-
-
-@pytest.fixture(scope="module")
-def trained():
-    """A small network for digits, some steps into its training, so that there is something to attack."""
-    torch.manual_seed(0)
-    model = build("resnet8", widths=(1, 4, 32), in_channels=1, multiplier=0.5).train()
-    data = load_data("digits", "train", limit=512)
-    x = (torch.from_numpy(data.images).permute(0, 3, 1, 2).float() / 255 - data.mean[0]) / data.std[0]
-    y = torch.from_numpy(data.labels)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for step in range(24):
-        rows = slice(step % 4 * 128, step % 4 * 128 + 128)
-        optimizer.zero_grad()
-        for bits in (1, 4, 32):
-            set_bits(model, bits)
-            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return model.eval()
 
 
 # --- One image ------------------------------------------------------------------------------------------------------
@@ -132,7 +110,7 @@ def test_epsilon_zero_changes_nothing(trained, digits):
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.floats(-1.75, 1.75, multiplier=32), min_size=4, max_size=40),
+    st.lists(st.floats(-1.75, 1.75, width=32), min_size=4, max_size=40),
     st.floats(0, 0.5),
     st.sampled_from(["input", "pixel"]),
 )
@@ -281,62 +259,3 @@ def test_maps_are_not_attacked():
     data = ArrayData(np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"), (0.5,), (0.5,))
     with pytest.raises(AnyprecError, match="Maps does not give one score a class; attacks are for classification"):
         attack_matrix(Maps(), data, [1])
-
-
-# --- The verb -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def runs(trained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attack")
-    (folder / "run").mkdir()
-    save_model(trained, folder / "run" / "model.pt", {"recipe": {"net": "resnet8", "data": "digits"}})
-    save_model(build("resnet8", widths=(4,), in_channels=1, multiplier=0.25), folder / "four.pt")
-    return folder
-
-
-def test_verb_prints_a_table(runs, capsys):
-    arguments = ["--limit", "40", "--epsilon", "0.2", "--all-widths", "--dedicated", str(runs / "four.pt")]
-    assert main(["attack", str(runs / "run"), *arguments]) == 0
-    out, err = capsys.readouterr()
-    head, columns, *rows = out.splitlines()
-    assert head == "40 test images of digits; FGSM, epsilon 0.2 of the normalized input; accuracy in %"
-    assert columns.split() == ["1", "4", "float", "random"]
-    names = [
-        "no attack",
-        "attack on 1",
-        "attack on 4",
-        "attack on float",
-        "all widths",
-        "dedicated",
-        "dedicated, attacked",
-    ]
-    assert [row[:19].strip() for row in rows] == names
-    assert [len(row[19:].split()) for row in rows] == [4, 4, 4, 4, 4, 1, 1]
-    assert "attack: 40/40 img" in err
-
-
-def test_verb_as_json(runs, capsys):
-    arguments = ["--limit", "20", "--widths", "1,32", "--attack", "pgd", "--steps", "2", "--scale", "pixel", "--json"]
-    assert main(["attack", str(runs / "run"), *arguments]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["attack"]["kind"] == "pgd" and record["attack"]["steps"] == 2 and record["images"] == 20
-    assert set(record["matrix"]) == {"1", "32"} and set(record["matrix"]["1"]) == {"1", "32", "random"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--steps", "3"], "--steps goes with --attack pgd"),
-        (["--step-size", "3"], "--step-size goes with --attack pgd"),
-        (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
-        (["--widths", "2"], "bits=2 is not one of this model's widths (1, 4, 32)"),
-        (["--dedicated", "RUN"], "has the widths 1, 4, 32; give a model trained for one width"),
-        (["--dedicated", "FOUR", "--dedicated", "FOUR"], "is the second model of 4 bit"),
-    ],
-)
-def test_verb_mistakes(runs, arguments, message, capsys):
-    places = {"RUN": str(runs / "run"), "FOUR": str(runs / "four.pt")}
-    assert main(["attack", str(runs / "run"), *(places.get(a, a) for a in arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("anyprec: error: ") and err.count("\n") == 1 and message in err

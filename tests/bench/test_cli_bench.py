@@ -236,6 +236,14 @@ def test_no_such_file(capsys):
     assert "missing.apm" in capsys.readouterr().err
 
 
+def test_without_any_rival_it_says_what_to_install(model, fakes, monkeypatch, capsys):
+    monkeypatch.setattr(rivals, "missing", lambda name: ["onnx"])
+    assert main(["bench", model, "--rounds", "1"]) == 0
+    assert "anyprec: note: no other engine can run here, only anyprec is timed; pip install" in capsys.readouterr().err
+    assert main(["bench", model, "--rounds", "1", "--rivals", "none"]) == 0
+    assert "pip install" not in capsys.readouterr().err
+
+
 def test_json(model, fakes, capsys):
     assert main(["bench", model, "--bits", "1,8", "--rounds", "2", "--json", "--rivals", "openvino"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -1,9 +1,8 @@
 """The command line around the verbs: help, errors, exit codes. Options of a verb are tested with the verb."""
 
-import argparse
 import importlib
-import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -22,6 +21,7 @@ def verb(monkeypatch):
     def register(run):
         module = types.ModuleType("anyprec_test_probe")
         module.add_arguments = lambda parser: parser.add_argument("--n", type=int, default=1)
+        module.EXAMPLE = "anyprec probe --n 2"
         module.run = run
         monkeypatch.setitem(sys.modules, "anyprec_test_probe", module)
         monkeypatch.setitem(cli.VERBS, "probe", ("anyprec_test_probe", "a verb for tests"))
@@ -57,20 +57,47 @@ def test_no_verb_shows_the_help_as_an_error(capsys):
     assert captured.err.startswith("usage: anyprec VERB")
 
 
-def test_version(capsys):
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version(option, capsys):
+    assert cli.main([option]) == 0
     assert capsys.readouterr().out == f"anyprec {anyprec.__version__}\n"
 
 
 @pytest.mark.parametrize("name", list(cli.VERBS))
 def test_every_verb_has_help(name, capsys):
-    module = cli.VERBS[name][0]
-    if not module.startswith("anyprec.run"):
-        pytest.importorskip("torch")
-    handler = importlib.import_module(module)
+    handler = importlib.import_module(cli.VERBS[name][0])
     assert callable(handler.run)
     assert cli.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: anyprec {name}")
+    out = capsys.readouterr().out
+    assert out.startswith(f"example: anyprec {name}") and f"\n\nusage: anyprec {name}" in out
+    assert cli.main(["help", name]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("name", list(cli.VERBS))
+def test_the_example_is_a_command_that_can_be_typed(name):
+    program, verb, *arguments = shlex.split(cli.module_of(name).EXAMPLE)
+    assert (program, verb) == ("anyprec", name)
+    cli.parser_of(name).parse_intermixed_args(arguments)
+
+
+@pytest.mark.parametrize("name", list(cli.VERBS))
+def test_every_metavar_says_what_is_wanted(name):
+    for action in cli.parser_of(name)._actions:
+        if action.nargs != 0 and action.choices is None:
+            assert action.metavar, f"anyprec {name}: {action.dest} has no metavar"
+        assert action.help, f"anyprec {name}: {action.dest} has no help"
+
+
+def test_help_as_a_verb(capsys):
+    assert cli.main(["help"]) == 0
+    assert capsys.readouterr().out == cli.usage()
+    assert cli.main(["help", "load"]) == 0
+    out, err = capsys.readouterr()
+    assert "usage: anyprec loadtest" in out and "is now called" in err
+    assert cli.main(["help", "trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+    assert cli.main(["help", "train", "pack"]) == 2
 
 
 VERBS = ", ".join(cli.VERBS)
@@ -163,41 +190,6 @@ def test_a_closed_reader_is_no_error():
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141
-
-
-def test_info_as_json_and_as_a_table():
-    done = command("info", "--json")
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
-    assert found["anyprec"] == anyprec.__version__
-    assert found["isa"] in ("scalar", "avx2", "avx512", "neon")
-    table = command("info").stdout
-    for name in found:
-        assert f"\n{name} " in "\n" + table
-
-
-def test_info_refuses_a_wrong_isa():
-    done = command("info", env={**os.environ, "ANYPREC_ISA": "mmx"})
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("anyprec: error: ANYPREC_ISA=mmx is no instruction set")
-
-
-def test_info_reports_an_engine_that_does_not_load(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "anyprec.run.cpu", None)  # import of it now raises ImportError
-    monkeypatch.delattr("anyprec.run.cpu", raising=False)
-    assert cli.main(["info"]) == 0
-    assert "engine    cannot be loaded: " in capsys.readouterr().out
-
-
-def test_info_reports_a_missing_torch(monkeypatch, capsys):
-    from anyprec.cli import info as cli_info
-    from anyprec.run import machine
-
-    monkeypatch.setattr(machine, "installed", lambda package: None)
-    cli_info.run(argparse.Namespace(json=False))
-    out = capsys.readouterr().out
-    assert "torch     not installed (needed for training: pip install 'anyprec[train]')\n" in out
 
 
 def test_a_verb_that_was_renamed_says_so_and_runs(capsys):

@@ -43,6 +43,8 @@ RIGHT = {
     "reproduce": ["list"],
     "report": ["run", "--out", "x.html"],
     "info": [],
+    "recipes": ["nosuch"],
+    "completion": ["bash"],
 }
 
 
@@ -71,7 +73,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch):
     with contextlib.suppress(ImportError):
-        monkeypatch.setattr("anyprec.cli.serve.run_server", lambda server, listener: 0)
+        monkeypatch.setattr("anyprec.serve.connections.server.run", lambda server, listener: 0)
 
 
 def told(argv, capsys):
@@ -259,7 +261,7 @@ print(json.dumps(found))
 def test_without_torch(place):
     import json
 
-    free = {verb: RIGHT[verb] for verb in ("inspect", "run", "simulate", "report", "info")}
+    free = {verb: RIGHT[verb] for verb in ("inspect", "run", "simulate", "report", "info", "completion")}
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, json.dumps({**RIGHT, **free})],
         capture_output=True, text=True, timeout=120,

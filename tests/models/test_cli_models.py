@@ -34,7 +34,7 @@ def test_an_empty_catalog(models, capsys):
     for path in models.folder.iterdir():
         path.unlink()
     assert run(capsys) == "this anyprec comes without models\n"
-    assert json.loads(run(capsys, "--json")) == []
+    assert json.loads(run(capsys, "--json")) == {"models": []}
 
 
 def test_card(models, capsys):
@@ -50,7 +50,7 @@ def test_card(models, capsys):
 
 
 def test_json(models, capsys):
-    large, tiny = json.loads(run(capsys, "--json"))
+    large, tiny = json.loads(run(capsys, "--json"))["models"]
     assert tiny == {**models.cards["tiny-net"].to_dict(), "path": str(models.path)} | {"input": [32, 32, 3]}
     assert large["path"] is None and large["url"].startswith("http://127.0.0.1:")
     assert json.loads(run(capsys, "tiny-net", "--json")) == tiny

@@ -224,10 +224,9 @@ def test_the_file_runs_natively(model, tmp_path):
 
 
 def test_command(tmp_path, capsys, request):
-    recipe = request.config.rootpath / "recipes" / "digits.toml"
     sets = ["epochs=1", "limit=256", "net_options.multiplier=0.25"]
     run = tmp_path / "run"
-    assert main(["train", str(recipe), *(a for s in sets for a in ("--set", s)), "--out", str(run), "--json"]) == 0
+    assert main(["train", "digits", *(a for s in sets for a in ("--set", s)), "--out", str(run), "--json"]) == 0
     capsys.readouterr()
     out = tmp_path / "digits.apm"
     assert main(["pack", str(run), "--out", str(out), "--edges", "8bit", "--json"]) == 0

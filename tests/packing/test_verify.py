@@ -232,9 +232,8 @@ def test_images():
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory, request):
     out = tmp_path_factory.mktemp("verify") / "run"
-    recipe = request.config.rootpath / "recipes" / "digits.toml"
     sets = ["epochs=1", "limit=128", "net_options.multiplier=0.25"]
-    assert main(["train", str(recipe), *(a for s in sets for a in ("--set", s)), "--out", str(out), "--json"]) == 0
+    assert main(["train", "digits", *(a for s in sets for a in ("--set", s)), "--out", str(out), "--json"]) == 0
     return out
 
 

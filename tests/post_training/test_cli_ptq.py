@@ -9,7 +9,7 @@ from anyprec.cli import main
 from anyprec.zoo import build
 
 TRAIN = [
-    "train", "recipes/digits.toml", "--json", "--set", "epochs=6", "--set", "batch_size=64", "--set", "widths=[32]",
+    "train", "digits", "--json", "--set", "epochs=6", "--set", "batch_size=64", "--set", "widths=[32]",
     "--set", "net_options.multiplier=0.25",
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_all_methods(run_folder, tmp_path, capsys):
     # What it wrote is a run like any other: the same accuracy by evaluate, and in the engine.
     for method in ("bs", "bc"):
         assert main(["evaluate", str(out / method), "--json"]) == 0
-        tested = json.loads(capsys.readouterr().out)
+        tested = json.loads(capsys.readouterr().out)["results"]
         assert {k: tested[k] for k in ("1", "4", "8")} == record["methods"][method] and tested["32"] == record["float"]
     pytest.importorskip("anyprec._native")
     model = str(tmp_path / "bc.apm")
@@ -56,7 +56,7 @@ def test_all_methods(run_folder, tmp_path, capsys):
     capsys.readouterr()
     assert main(["run", model, "--dataset", "digits", "--json"]) == 0
     # Values at the border between two codes may fall to the other side: an image or two of 360.
-    found = {str(row["bits"]): row["accuracy"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    found = {k: row["accuracy"] for k, row in json.loads(capsys.readouterr().out)["results"].items()}
     for k in ("1", "4", "8"):
         assert found[k] == pytest.approx(record["methods"]["bc"][k]["accuracy"], abs=0.6)
 
@@ -108,14 +108,14 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["RUN", "--images", "0"], "argument --images: '0' is not a whole number above 0"),
         (["RUN", "--net", "resnet8"], "--net is for files of float weights"),
         (["RUN", "--dataset", "cifar10"], "cifar10"),
-        (["RUN", "--dataset", "cifar10", "--data", "recipes"], "recipes has no CIFAR-10"),
+        (["RUN", "--dataset", "cifar10", "--data", "docs"], "docs has no CIFAR-10"),
         (["RUN", "--quantizer", "dorefa"], "invalid choice: 'dorefa'"),
         (["nowhere.pt"], "there is no checkpoint nowhere.pt"),
-        (["recipes"], "there is no checkpoint recipes/model.pt"),
-        (["recipes/digits.toml"], "recipes/digits.toml is truncated, damaged or no torch file"),
+        (["docs"], "there is no checkpoint docs/model.pt"),
+        (["pyproject.toml"], "pyproject.toml is truncated, damaged or no torch file"),
         (
-            ["RUN", "--out", "recipes/digits.toml"],
-            "recipes/digits.toml: a file of that name is there",
+            ["RUN", "--out", "pyproject.toml"],
+            "pyproject.toml: a file of that name is there",
         ),
     ],
 )

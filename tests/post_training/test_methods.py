@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyprec
+from anyprec.choices import NESTING_QUANTIZERS
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits, UnsupportedOperation
+from anyprec.nn.quantizers import QUANTIZERS
 from anyprec.nn.switching import any_layers, switch_norms, widths_of
 from anyprec.post_training import METHODS, AciqSettings, mean_bits, ptq
 from anyprec.post_training.aciq import ChannelInputs, ChannelWeights
@@ -304,3 +306,7 @@ def test_a_layer_that_never_ran_says_so(net):
     fresh.fit_channels()
     with pytest.raises(UncalibratedBits, match="never ran on the data"):
         fresh(torch.zeros(1, 12, 4, 4), 4)
+
+
+def test_the_quantizers_to_choose_from_are_those_that_nest():
+    assert set(NESTING_QUANTIZERS) == {name for name, kind in QUANTIZERS.items() if kind.nests}

@@ -131,14 +131,6 @@ def test_the_page_of_a_training(tmp_path, capsys):
     assert "40.00" in text and "50.00" in text and "a&lt;b" in text and ">float</text>" in text
 
 
-def test_other_folders_are_refused(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds neither results of `anyprec reproduce` nor the log" in capsys.readouterr().err
-    (tmp_path / "log.jsonl").write_text("")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is empty" in capsys.readouterr().err
-
-
 def test_the_report_needs_no_torch(tmp_path):
     write(tmp_path, result("table1"))
     script = (

@@ -15,7 +15,7 @@ def test_list(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
     assert main(["reproduce", "list", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(EXPERIMENTS)
+    assert set(json.loads(capsys.readouterr().out)["experiments"]) == set(EXPERIMENTS)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,18 @@ def test_list(capsys):
 def test_mistakes(argv, words, capsys):
     assert main(["reproduce", *argv]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_data_that_is_missing_is_named_before_anything_else(tmp_path, capsys):
+    out, data = tmp_path / "run", tmp_path / "data"
+    assert main(["reproduce", "table1", "table6", "--scale", "small", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "cifar10 (no --data was given" in error and error.count("\n") == 1
+    (data / "camvid").mkdir(parents=True)
+    assert main(["reproduce", "table1", "table6", "--scale", "small", "--out", str(out), "--data", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert f"cifar10 (looked in {data}: " in error and f"camvid (looked in {data / 'camvid'}: " in error
+    assert not out.exists()
 
 
 def test_an_experiment_from_training_to_report(tmp_path, capsys, monkeypatch):

@@ -2,17 +2,17 @@
 
 import pytest
 
+from anyprec.choices import EXPERIMENT_SCALES
 from anyprec.errors import AnyprecError
 from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
-from anyprec.reproduce.scales import SCALES, Net, default_net, nets
-from anyprec.reproduce.store import recipes_folder
+from anyprec.reproduce.scales import Net, default_net, nets
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_every_training_can_be_made(scale):
     trainings = trainings_of(list(EXPERIMENTS.values()), scale)
     assert len(trainings) == len({t.name for t in trainings})
@@ -23,12 +23,12 @@ def test_every_training_can_be_made(scale):
             assert trainings.index(training.after) < trainings.index(training)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_the_rows_are_the_papers(scale):
     assert set(nets(scale)) == set(TABLE1)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", EXPERIMENT_SCALES)
 def test_experiments_share_trainings(scale):
     of = {name: set(trainings_of([e], scale)) for name, e in EXPERIMENTS.items()}
     assert of["gaps"] == of["uca"] <= of["robustness"] <= of["table1"]
@@ -40,7 +40,7 @@ def test_experiments_share_trainings(scale):
 def test_paper_scale_is_the_recipes():
     for name, net in nets("paper").items():
         assert isinstance(net, Net)
-        assert net.joint().recipe == Recipe.load(recipes_folder() / f"{net.recipe}.toml"), name
+        assert net.joint().recipe == Recipe.load(net.recipe), name
     resnet18 = nets("paper")["ImageNet ResNet-18"]
     assert isinstance(resnet18, Net)
     alone = resnet18.dedicated(2).recipe
@@ -70,5 +70,5 @@ def test_experiments_by_name():
 
 
 def test_a_result_is_known_by_what_it_rests_on():
-    keys = {e.key(scale) for e in EXPERIMENTS.values() for scale in SCALES}
+    keys = {e.key(scale) for e in EXPERIMENTS.values() for scale in EXPERIMENT_SCALES}
     assert len(keys) >= 3 * len(EXPERIMENTS) - 3  # gaps and uca rest on the same training

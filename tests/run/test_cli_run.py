@@ -15,7 +15,7 @@ import anyprec
 from anyprec.cli import main
 from anyprec.cli.run import chosen_profiles
 from anyprec.data import ArrayData, load_data
-from anyprec.errors import InputError
+from anyprec.errors import InputError, NotAModelFile
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run import accuracy
@@ -284,8 +284,8 @@ def test_table_and_json(model, graph, digits, capsys):
     args = (model, "--dataset", "digits", "--limit", "100", "--json", "--bits", "8", "--threads", "2", "--batch", "10")
     found = json.loads(run(capsys, *args))
     assert (found["images"], found["threads"], found["batch"]) == (100, 2, 10)
-    (row,) = found["rows"]
-    assert (row["bits"], row["accuracy"]) == ("8", oracle_accuracy(graph, digits, "8"))
+    ((bits, row),) = found["results"].items()
+    assert (bits, row["accuracy"]) == ("8", oracle_accuracy(graph, digits, "8"))
     assert f"{row['accuracy']:.2f} %" in out[4] and f"{row['bytes']:,}" in out[4]
 
 
@@ -412,7 +412,13 @@ def test_wrong_files(model, tmp_path, capsys):
     assert "has no images in it" in error(capsys, model, tmp_path / "empty")
     assert "cannot be read as an array" in error(capsys, model, tmp_path / "x.npy")
     assert "is no image that can be decoded" in error(capsys, model, tmp_path / "x.png")
-    assert "is not packed yet; run: anyprec pack" in error(capsys, tmp_path, tmp_path / "x.npy")
+    assert "cannot be opened" in error(capsys, tmp_path, tmp_path / "x.npy")
+    (tmp_path / "model.pt").write_bytes(b"PK")
+    for checkpoint in (tmp_path, tmp_path / "model.pt"):
+        line = f"{checkpoint} is not packed yet; run: anyprec pack {checkpoint} --out net.apm"
+        assert line in error(capsys, checkpoint, tmp_path / "x.npy")
+        with pytest.raises(NotAModelFile, match="is not packed yet"):
+            anyprec.load(checkpoint)
     assert "cannot be opened" in error(capsys, tmp_path / "gone.apm", tmp_path / "x.npy")
 
 

@@ -146,7 +146,7 @@ def test_a_test_set(file, data, pictures, capsys):
         matrix = by_hand(data, bits)
         assert line.split()[:5] == [str(bits), f"{mean_iou(matrix):.2f}", "%", f"{pixel_accuracy(matrix):.2f}", "%"]
     record = json.loads(run(capsys, file, "--dataset", "masks", "--data", pictures, "--json", "--bits", "8"))
-    assert record["rows"][0]["iou"] == pytest.approx(dict(zip(NAMES, class_iou(by_hand(data, 8)), strict=True)))
+    assert record["results"]["8"]["iou"] == pytest.approx(dict(zip(NAMES, class_iou(by_hand(data, 8)), strict=True)))
 
 
 def test_masks_of_image_files(file, data, pictures, tmp_path, capsys):

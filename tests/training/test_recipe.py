@@ -1,13 +1,12 @@
 """Recipes: round trip, overrides, and one clear line for every mistake."""
 
-from pathlib import Path
-
 import pytest
 
 from anyprec.errors import RecipeError
 from anyprec.training.recipe import Recipe
+from anyprec.training.recipe_catalog import FOLDER
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+RECIPES = sorted(FOLDER.glob("*.toml"))
 PLAIN = Recipe(net="resnet8", data="digits")
 
 

@@ -255,7 +255,7 @@ def verb(capsys, *args):
 
 def test_evaluate(finished, folder, capsys):
     out, results = finished
-    found = json.loads(verb(capsys, "evaluate", out, "--data", folder, "--widths", "8,32", "--json"))
+    found = json.loads(verb(capsys, "evaluate", out, "--data", folder, "--widths", "8,32", "--json"))["results"]
     assert found["8"]["miou"] == pytest.approx(results[8]["miou"], abs=0.2)
     assert set(found["8"]["iou"]) == {"red", "green", "blue"}
     assert np.mean(list(found["8"]["iou"].values())) == pytest.approx(found["8"]["miou"])
@@ -271,19 +271,19 @@ def test_calibrate_pack_and_run(finished, folder, tmp_path, capsys):
     out, _ = finished
     model, file = tmp_path / "model.pt", tmp_path / "net.apm"
     verb(capsys, "calibrate", out, "--data", folder, "--widths", "3,4", "--out", model, "--json")
-    wanted = json.loads(verb(capsys, "evaluate", model, "--data", folder, "--json"))
+    wanted = json.loads(verb(capsys, "evaluate", model, "--data", folder, "--json"))["results"]
     assert list(wanted) == ["1", "2", "3", "4", "8", "32"]
     report = json.loads(verb(capsys, "pack", model, "--out", file, "--float", "--json"))
     assert report["input"] == [None, None, 3]
     got = json.loads(verb(capsys, "run", file, "--dataset", "masks", "--data", folder, "--json"))
-    assert [row["bits"] for row in got["rows"]] == list(wanted)
-    for row in got["rows"]:
-        assert row["miou"] == pytest.approx(wanted[row["bits"]]["miou"], abs=2), row["bits"]
-        assert row["accuracy"] == pytest.approx(wanted[row["bits"]]["accuracy"], abs=2)
+    assert list(got["results"]) == list(wanted)
+    for width, row in got["results"].items():
+        assert row["miou"] == pytest.approx(wanted[width]["miou"], abs=2), width
+        assert row["accuracy"] == pytest.approx(wanted[width]["accuracy"], abs=2)
         assert set(row["iou"]) == {"red", "green", "blue"} and row["latency_ms"] > 0
     edges = json.loads(
         verb(capsys, "pack", model, "--out", tmp_path / "e.apm", "--edges", "8bit", "--data", folder, "--json")
     )
     assert edges["fixed_layers"] == 2
     coarse = json.loads(verb(capsys, "run", tmp_path / "e.apm", "--dataset", "masks", "--data", folder, "--json"))
-    assert coarse["rows"][-1]["miou"] == pytest.approx(wanted["8"]["miou"], abs=5)
+    assert coarse["results"]["8"]["miou"] == pytest.approx(wanted["8"]["miou"], abs=5)

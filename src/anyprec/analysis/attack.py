@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyprec.choices import ATTACK_SCALES, ATTACKS
 from anyprec.data import ArrayData, FileData, batches, draws, preprocessing_of
 from anyprec.data.loader import normalizer
 from anyprec.errors import AnyprecError, DataError
@@ -25,8 +26,6 @@ from anyprec.progress import Progress
 from anyprec.training.evaluate import to_tensor
 from anyprec.widths import check_bits, check_widths
 
-ATTACKS = ("fgsm", "pgd")
-SCALES = ("input", "pixel")
 RANDOM = "random"  # the defense that draws a width for every image
 ALL = "all"  # the attack on all widths at once, the strongest there is against RANDOM
 START, DEFENSE = 0, 1  # streams of random numbers
@@ -53,7 +52,7 @@ class Attack:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, given, allowed in (("attack", self.kind, ATTACKS), ("scale", self.scale, SCALES)):
+        for name, given, allowed in (("attack", self.kind, ATTACKS), ("scale", self.scale, ATTACK_SCALES)):
             if given not in allowed:
                 raise AnyprecError(f"{name}={given!r} is not known; choose {' or '.join(allowed)}")
         if not _is_number(self.epsilon) or not 0 <= self.epsilon < 1e6:

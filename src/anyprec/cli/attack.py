@@ -1,54 +1,68 @@
-"""`anyprec attack MODEL`: accuracy at each width on images made to fool each width. The work is attack.py's."""
+"""`anyprec attack RUN`: accuracy at each width on images made to fool each width. The work is attack.py's."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from anyprec.analysis.attack import ALL, ATTACKS, SCALES, Attack, Robustness, attack_dedicated, attack_matrix
 from anyprec.arguments import real, seed, whole
-from anyprec.cli.evaluate import add_model_arguments, model_file, preprocessing_for, recipe_of
-from anyprec.data import ArrayData, FileData, load_data
+from anyprec.choices import ATTACK_SCALES, ATTACKS
+from anyprec.cli.model_arguments import add_model_arguments
+from anyprec.cli.output import print_json
 from anyprec.errors import AnyprecError, DataError
-from anyprec.nn.switching import widths_of
-from anyprec.training.checkpoint import load_model
-from anyprec.training.processes import usable_device
-from anyprec.training.run import eval_augment
 from anyprec.widths import FLOAT, parse_widths
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from anyprec.analysis.attack import Attack, Robustness
+
+EXAMPLE = "anyprec attack runs/digits --attack pgd --steps 10"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--widths", help="to attack and to defend with, such as 1,2,4,8,32 (default: all it has)")
-    parser.add_argument("--attack", choices=ATTACKS, default="fgsm", help="default: fgsm")
-    parser.add_argument("--epsilon", type=real, default=Attack.epsilon, help="the most a value moves (default: 0.007)")
     parser.add_argument(
-        "--scale", choices=SCALES, default="input", help="of epsilon: the normalized input (default), or x/255"
+        "--widths", metavar="BITS", help="to attack and to defend with, such as 1,2,4,8,32 (default: all it has)"
     )
-    parser.add_argument("--steps", type=whole(1, 1_000_000), help="of pgd (default: 10)")
-    parser.add_argument("--step-size", type=real, help="of pgd, in the scale of epsilon (default: 2.5 epsilon / steps)")
-    parser.add_argument("--seed", type=seed, default=0, help="of random starts and of the random defense (default: 0)")
+    parser.add_argument("--attack", choices=ATTACKS, default="fgsm", help="default: fgsm")
+    parser.add_argument("--epsilon", type=real, metavar="E", help="the most a value moves (default: 0.007)")
+    parser.add_argument(
+        "--scale", choices=ATTACK_SCALES, default="input", help="of epsilon: the normalized input (default), or x/255"
+    )
+    parser.add_argument("--steps", type=whole(1, 1_000_000), metavar="N", help="of pgd (default: 10)")
+    parser.add_argument(
+        "--step-size", type=real, metavar="E", help="of pgd, in the scale of epsilon (default: 2.5 epsilon / steps)"
+    )
+    parser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of random starts and of the random defense (default: 0)"
+    )
     parser.add_argument("--all-widths", action="store_true", help="also attack all widths at once")
     parser.add_argument(
-        "--dedicated", action="append", default=[], metavar="MODEL", help="also a model of one width; may be repeated"
+        "--dedicated", action="append", default=[], metavar="RUN", help="also a model of one width; may be repeated"
     )
-    parser.add_argument("--split", choices=("test", "train"), default="test")
-    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
+    parser.add_argument("--split", choices=("test", "train"), default="test", help="of the data set (default: test)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
+    from anyprec.analysis.attack import attack_dedicated, attack_matrix
+    from anyprec.data import ArrayData, FileData, load_data
+    from anyprec.training.checkpoint import load_model
+    from anyprec.training.processes import usable_device
+    from anyprec.training.run import eval_augment
+    from anyprec.training.trained_run import checkpoint_of, preprocessing_for, recipe_of
+
     attack = attack_of(args)
-    path = model_file(args.model)
+    path = checkpoint_of(args.model)
     recipe = recipe_of(path, args.dataset)
     model = load_model(path).to(usable_device(args.device))
     models = dedicated_models(args.dedicated, args.device)
     data = load_data(recipe.data, args.split, args.data, limit=args.limit)
     if not isinstance(data, (ArrayData, FileData)):
         raise DataError(f"{data.name} has no label for a whole image; attacks are for classification")
-    options = {
+    options: dict[str, Any] = {
         "augment": eval_augment(recipe.augment), "preprocessing": preprocessing_for(path, data),
         "batch_size": args.batch_size, "device": args.device, "progress": not args.json,
     }  # fmt: skip
@@ -56,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
     found = attack_matrix(model, data, widths, attack, attack_all=args.all_widths, **options)
     dedicated = attack_dedicated(models, data, attack, **options)
     if args.json:
-        record = found.to_dict()
+        record = {"model": str(path), "dataset": data.name, "split": args.split, **found.to_dict()}
         if dedicated:
             record["dedicated"] = {str(k): row for k, row in dedicated.items()}
-        print(json.dumps(record))
+        print_json(record)
     else:
         print(f"{found.images:,} {args.split} images of {data.name}; {described(attack)}; accuracy in %")
         print(matrix_table(found, dedicated))
@@ -67,19 +81,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def attack_of(args: argparse.Namespace) -> Attack:
+    from anyprec.analysis.attack import Attack
+
     for name in ("steps", "step_size"):
         if getattr(args, name) is not None and args.attack == "fgsm":
             option = "--" + name.replace("_", "-")
             raise AnyprecError(f"{option} goes with --attack pgd; fgsm takes one step of epsilon")
-    given = {name: getattr(args, name) for name in ("steps", "step_size") if getattr(args, name) is not None}
-    return Attack(args.attack, args.epsilon, args.scale, seed=args.seed, **given)
+    given = {name: getattr(args, name) for name in ("epsilon", "steps", "step_size") if getattr(args, name) is not None}
+    return Attack(args.attack, scale=args.scale, seed=args.seed, **given)
 
 
 def dedicated_models(paths: list[str], device: str) -> dict[int, nn.Module]:
     """bits -> model, each of one width."""
+    from anyprec.nn.switching import widths_of
+    from anyprec.training.checkpoint import load_model
+    from anyprec.training.trained_run import checkpoint_of
+
     models: dict[int, nn.Module] = {}
     for path in paths:
-        model = load_model(model_file(path)).to(device)
+        model = load_model(checkpoint_of(path)).to(device)
         widths = widths_of(model)
         if len(widths) != 1:
             has = ", ".join(map(str, widths))
@@ -98,6 +118,8 @@ def described(attack: Attack) -> str:
 
 def matrix_table(found: Robustness, dedicated: Mapping[int, Mapping[str, float]]) -> str:
     """A row for every attacked width, a column for every defending one."""
+    from anyprec.analysis.attack import ALL
+
     columns = list(found.clean)
     extra = [k for k in dedicated if k not in columns]
     heads = [*columns, *extra]

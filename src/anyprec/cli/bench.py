@@ -6,33 +6,48 @@ A table, --json or a picture of what bench.py measures. Called by anyprec.cli.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from itertools import groupby
 
 from anyprec.arguments import duration, whole
+from anyprec.bench import rivals
 from anyprec.bench.race import Bench, Failure, Row, Wish, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.bench.timing import TIMEOUT_S
-from anyprec.errors import AnyprecError, MissingExtra
+from anyprec.cli.output import print_json
+from anyprec.cli.plot_file import check_picture
+from anyprec.errors import AnyprecError
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
 from anyprec.widths import parse_widths
 
+EXAMPLE = "anyprec bench digits.apm --bits 1,2,4,8 --threads 1,2"
+
+NO_RIVAL = (
+    "no other engine can run here, only anyprec is timed; pip install 'anyprec[bench]' installs ONNX Runtime, OpenVINO "
+    "and what PyTorch needs to take part; --rivals none goes without"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`")
-    parser.add_argument("--bits", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
+    parser.add_argument(
+        "model", metavar="MODEL.apm", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`"
+    )
+    parser.add_argument("--bits", metavar="BITS", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
     parser.add_argument("--profile", action="append", default=[], metavar="NAME", help="also this mixed profile")
     parser.add_argument("--batch", default="1", metavar="N,N", help="images a call (default: 1)")
     parser.add_argument("--threads", default="1", metavar="N,N", help="threads a call (default: 1)")
     parser.add_argument(
         "--rivals", default=",".join(TITLES), metavar="A,B", help=f"of {', '.join(TITLES)}; or none (default: all)"
     )
-    parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
-    parser.add_argument("--rounds", type=whole(1, 1_000_000), default=30, help="turns of each contestant (default: 30)")
+    parser.add_argument(
+        "--size", type=int, metavar="N", help="height and width of the images, where the file leaves it free"
+    )
+    parser.add_argument(
+        "--rounds", type=whole(1, 1_000_000), default=30, metavar="N", help="turns of each contestant (default: 30)"
+    )
     parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
-    parser.add_argument("--onnx", metavar="FILE", help="the rivals' float network (default: made from the model)")
+    parser.add_argument("--onnx", metavar="FILE.onnx", help="the rivals' float network (default: made from the model)")
     parser.add_argument(
         "--timeout", type=duration, default=TIMEOUT_S, metavar="TIME",
         help="give a rival up that does not answer for so long (default: 5m)",
@@ -56,9 +71,14 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.picture:
         check_picture(args.picture)
+    if wish.rivals and all(rivals.missing(name) for name in wish.rivals):
+        print(f"anyprec: note: {NO_RIVAL}", file=sys.stderr)
     with Progress("bench", total=wish.rounds * len(wish.batches) * len(wish.threads), unit="round") as progress:
         done = bench(wish, progress.update)
-    print(json.dumps(done.record(), indent=2) if args.json else table(done))
+    if args.json:
+        print_json(done.record())
+    else:
+        print(table(done))
     if args.picture:
         from anyprec.bench.plot import draw
 
@@ -83,12 +103,6 @@ def counts(text: str, option: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def at_least_one(number: int, option: str) -> int:
-    if number < 1:
-        raise AnyprecError(f"{option} {number} is too few; give 1 or more")
-    return number
-
-
 def rival_names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if names == ("none",):
@@ -97,17 +111,6 @@ def rival_names(text: str) -> tuple[str, ...]:
     if unknown:
         raise AnyprecError(f"--rivals: {unknown[0]!r} is not known; choose from {', '.join(TITLES)}, or none")
     return names
-
-
-def check_picture(path: str) -> None:
-    """Before minutes of timing, not after them."""
-    import importlib.util
-    from pathlib import Path
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtra("--picture needs Matplotlib: pip install 'anyprec[report]'")
-    if Path(path).suffix not in (".png", ".svg", ".pdf") or not Path(path).absolute().parent.is_dir():
-        raise AnyprecError(f"--picture {path}: give a file .png, .svg or .pdf in a folder that is there")
 
 
 def table(done: Bench) -> str:

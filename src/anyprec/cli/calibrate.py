@@ -1,34 +1,42 @@
-"""`anyprec calibrate MODEL --widths 3,5,6,7`: norms for widths not trained. The work is calibrate.py's."""
+"""`anyprec calibrate RUN --widths 3,5,6,7`: norms for widths not trained. The work is calibrate.py's."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from anyprec.arguments import positive
-from anyprec.cli.evaluate import add_model_arguments, check_fits, model_file, recipe_of, sized_as_trained
-from anyprec.data import batches, load_data
+from anyprec.cli.model_arguments import add_model_arguments
+from anyprec.cli.output import print_json
 from anyprec.files import locked
-from anyprec.nn.calibrate import calibrate
-from anyprec.nn.switching import widths_of
-from anyprec.training.checkpoint import load_model, load_record, save_model
-from anyprec.training.evaluate import to_tensor
-from anyprec.training.processes import usable_device
 from anyprec.widths import Profile, parse_widths
+
+EXAMPLE = "anyprec calibrate runs/digits --widths 3,5-7"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--widths", default="3,5-7", help="default: 3,5-7")
-    parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
-    parser.add_argument("--batches", type=positive, default=20, help="training batches to look at (default: 20)")
-    parser.add_argument("--out", metavar="FILE", help="write the model here (default: back into MODEL)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--widths", default="3,5-7", metavar="BITS", help="default: 3,5-7")
+    parser.add_argument(
+        "--profile", action="append", default=[], metavar="FILE.json", help="also this mixed profile; may be repeated"
+    )
+    parser.add_argument(
+        "--batches", type=positive, default=20, metavar="N", help="training batches to look at (default: 20)"
+    )
+    parser.add_argument("--out", metavar="FILE.pt", help="write the model here (default: back into RUN)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a line")
 
 
 def run(args: argparse.Namespace) -> int:
-    path = model_file(args.model)
+    from anyprec.data import batches, load_data
+    from anyprec.nn.calibrate import calibrate
+    from anyprec.nn.switching import widths_of
+    from anyprec.training.checkpoint import load_model, load_record, save_model
+    from anyprec.training.evaluate import to_tensor
+    from anyprec.training.processes import usable_device
+    from anyprec.training.trained_run import check_fits, checkpoint_of, recipe_of, sized_as_trained
+
+    path = checkpoint_of(args.model)
     recipe = recipe_of(path, args.dataset)
     record = load_record(path)
     model = load_model(path).to(usable_device(args.device))
@@ -44,6 +52,9 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out or path)
     with locked(out.parent):
         save_model(model, out, record["extra"])
-    done = {"model": str(out), "widths": list(widths_of(model)), "profiles": [p.name for p in profiles]}
-    print(json.dumps(done) if args.json else f"{out} now has widths {', '.join(map(str, done['widths']))}")
+    widths, names = list(widths_of(model)), [p.name for p in profiles]
+    if args.json:
+        print_json({"model": str(path), "out": str(out), "widths": widths, "profiles": names})
+    else:
+        print(f"{out} now has widths {', '.join(map(str, widths))}")
     return 0

@@ -24,6 +24,7 @@ from anyprec.errors import AnyprecError, MissingExtra
 # verb -> (module, one line of help), in the order in which a newcomer meets them
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("anyprec.cli.train", "train a network from a recipe, all widths at once"),
+    "recipes": ("anyprec.cli.recipes", "the recipes that come with anyprec: data, network, cost, accuracy"),
     "evaluate": ("anyprec.cli.evaluate", "accuracy of a trained run at every width"),
     "calibrate": ("anyprec.cli.calibrate", "prepare a trained run for widths it was not trained for"),
     "attack": ("anyprec.cli.attack", "accuracy at every width on images made to fool another one"),
@@ -40,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "reproduce": ("anyprec.cli.reproduce", "repeat the paper's experiments, one command each"),
     "report": ("anyprec.cli.report", "one HTML page of what `reproduce` or `train` left in a folder"),
     "info": ("anyprec.cli.info", "versions, CPU and instruction set, for a look or a bug report"),
+    "completion": ("anyprec.cli.completion", "a script that completes verbs and options in bash, zsh or fish"),
 }
 
 # Verbs as they were once called -> as they are called now
@@ -71,13 +73,20 @@ PIPE_CLOSED = 128 + 13  # and SIGPIPE
 class Verb(Protocol):
     """What a verb module offers."""
 
+    EXAMPLE: str  # a command line that --help opens with
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our form of error: one line instead of a page of usage."""
+    """argparse with our form of error, one line instead of a page of usage, and an example on top of --help."""
+
+    example = ""
+
+    def format_help(self) -> str:
+        return f"example: {self.example}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"anyprec: error: {message}; see '{self.prog} --help'\n")
@@ -93,8 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except AnyprecError as error:
         return refuse(str(error))
-    except KeyboardInterrupt:
-        say("\nanyprec: interrupted" if is_terminal(sys.stderr) else "anyprec: interrupted")  # behind the ^C
+    except KeyboardInterrupt as error:
+        line = f"anyprec: interrupted; {error}" if str(error) else "anyprec: interrupted"
+        say(f"\n{line}" if is_terminal(sys.stderr) else line)  # behind the ^C
         return INTERRUPTED
     except UnicodeEncodeError as error:
         if not re.search("[\udc80-\udcff]", error.object):
@@ -160,7 +170,9 @@ def dispatch(argv: list[str]) -> int:
     if first in ("-h", "--help"):
         print(usage(), end="")
         return 0
-    if first == "--version":
+    if first == "help":
+        return show_help(argv[1:])
+    if first in ("-V", "--version"):
         from anyprec import __version__
 
         print("anyprec", __version__)
@@ -168,30 +180,52 @@ def dispatch(argv: list[str]) -> int:
     if first is None:
         print(usage(), end="", file=sys.stderr)
         return 2
-    if first in RENAMED:
-        say(f"anyprec: '{first}' is now called '{RENAMED[first]}'")
-        first = RENAMED[first]
-    if first not in VERBS:
-        raise AnyprecError(unknown_verb(first))
+    verb = known_verb(first)
     try:
-        return run_verb(first, argv[1:])
+        return run_verb(verb, argv[1:])
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
         package, extra = EXTRAS[error.name]
-        raise MissingExtra(f"anyprec {first} needs {package}: pip install 'anyprec[{extra}]'") from error
+        raise MissingExtra(f"anyprec {verb} needs {package}: pip install 'anyprec[{extra}]'") from error
+
+
+def known_verb(given: str) -> str:
+    if given in RENAMED:
+        say(f"anyprec: '{given}' is now called '{RENAMED[given]}'")
+        return RENAMED[given]
+    if given not in VERBS:
+        raise AnyprecError(unknown_verb(given))
+    return given
+
+
+def show_help(names: list[str]) -> int:
+    """`anyprec help` is `anyprec --help`, `anyprec help VERB` is `anyprec VERB --help`."""
+    if len(names) > 1:
+        raise AnyprecError(f"help shows one verb at a time; write: anyprec help {names[0]}")
+    print(parser_of(known_verb(names[0])).format_help() if names else usage(), end="")
+    return 0
 
 
 def run_verb(verb: str, argv: list[str]) -> int:
-    module, summary = VERBS[verb]
-    handler = cast(Verb, importlib.import_module(module))
-    parser = Parser(prog=f"anyprec {verb}", description=summary)
-    handler.add_arguments(parser)
     try:
-        args = parser.parse_intermixed_args(argv)  # `run net.apm --bits 2 x.npy`: options may stand between
+        # `run net.apm --bits 2 x.npy`: options may stand between
+        args = parser_of(verb).parse_intermixed_args(argv)
     except SystemExit as done:  # argparse leaves this way after --help and after an error it has printed
         return int(done.code or 0)
-    return handler.run(args)
+    return module_of(verb).run(args)
+
+
+def parser_of(verb: str) -> Parser:
+    """The options of a verb; also for shell completion and the reference pages."""
+    parser = Parser(prog=f"anyprec {verb}", description=VERBS[verb][1])
+    parser.example = module_of(verb).EXAMPLE
+    module_of(verb).add_arguments(parser)
+    return parser
+
+
+def module_of(verb: str) -> Verb:
+    return cast(Verb, importlib.import_module(VERBS[verb][0]))
 
 
 def usage() -> str:
@@ -203,7 +237,7 @@ def usage() -> str:
         "",
         *(f"  {verb:<{width}}  {summary}" for verb, (_, summary) in VERBS.items()),
         "",
-        "  anyprec VERB --help   the options of one verb",
+        "  anyprec help VERB   the options of one verb",
         "  anyprec --version",
     ]
     return "\n".join(lines) + "\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from anyprec.cli.output import print_json
 from anyprec.run.machine import collect
+
+EXAMPLE = "anyprec info"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = collect()
     if args.json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return 0
     for name, value in found.items():
         if isinstance(value, list):

@@ -6,22 +6,26 @@ It reads the header alone; with --verify every byte that is there.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from anyprec.cli.output import print_json
 from anyprec.cli.tables import table
 from anyprec.format.model_file import ModelFile
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
 from anyprec.widths import FLOAT
 
+EXAMPLE = "anyprec inspect digits.apm --verify"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", help="a model file (.apm), complete or still growing, or a name of `anyprec models`"
+        "file",
+        metavar="MODEL.apm",
+        help="a model file (.apm), complete or still growing, or a name of `anyprec models`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--verify", action="store_true", help="also compare every tensor with its checksum")
@@ -33,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         verified = file.verify() if args.verify else None
         found = describe(file, verified)
     if args.json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return 0
     print("\n\n".join(part for part in (summary(found), profiles(found), parts(found)) if part))
     if args.layers:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import math
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from anyprec.arguments import duration, seed, span, whole
+from anyprec.cli.output import print_json
 from anyprec.errors import AnyprecError, LoadError
 from anyprec.loadtest import arrivals, report
 from anyprec.loadtest.client import Plan
@@ -25,6 +25,8 @@ from anyprec.loadtest.processes import send_from_processes
 from anyprec.loadtest.target import OUTPUT_DTYPES, Target, find, fit, messages, noise
 from anyprec.progress import Progress
 
+EXAMPLE = "anyprec loadtest http://127.0.0.1:8000 --arrivals poisson:200 --seconds 30 --slo 20ms"
+
 CONNECTIONS = whole(1, 1_000_000)
 NOISE = 64  # random images where none are given
 MOST_IMAGES = 10_000
@@ -32,7 +34,7 @@ MOST_BYTES = 256 << 20  # of requests made beforehand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", metavar="NAME", help="which of its models (default: the only one)")
     parser.add_argument(
         "--arrivals",
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:200, gamma:200:4 (rate, CV^2), uniform:200, steps:100@10,400@5, ramp:50:400, "
         "trace:FILE[:INTERVAL] (default: poisson:100)",
     )
-    parser.add_argument("--seconds", type=span, metavar="S", help="how long (default: 30s; steps have their own)")
+    parser.add_argument("--seconds", type=span, metavar="TIME", help="how long (default: 30s; steps have their own)")
     parser.add_argument("--slo", type=duration, default=0.05, metavar="TIME", help="the latency target (default: 50ms)")
     parser.add_argument(
         "--deadline", type=duration, metavar="TIME", help="what the server is told (default: the target)"
@@ -49,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="FILE.npy", help="images to send (default: noise)")
     parser.add_argument("--dataset", metavar="NAME", help="send this data set's test images and check the answers")
     parser.add_argument("--data", metavar="DIR", help="folder that holds it")
-    parser.add_argument("--bits", metavar="B", help="ask for this width or profile in every request")
-    parser.add_argument("--min-bits", type=whole(1, 32), metavar="B", help="allow no narrower width")
+    parser.add_argument("--bits", metavar="BITS", help="ask for this width or profile in every request")
+    parser.add_argument("--min-bits", type=whole(1, 32), metavar="BITS", help="allow no narrower width")
     parser.add_argument(
         "--header",
         action="append",
@@ -58,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME: VALUE'",
         help="a header of every request, such as a key",
     )
-    parser.add_argument("--seed", type=seed, default=0, help="of the arrivals (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the arrivals (default: 0)")
     parser.add_argument("--processes", type=whole(1, 1024), default=1, metavar="N", help="that send (default: 1)")
     parser.add_argument(
         "--real-time", action="store_true", help="send before all other programs of this machine run (root, on Linux)"
@@ -112,7 +114,10 @@ def run(args: argparse.Namespace) -> int:
         rows = report.timeline(outcome, slo_s, seconds, right=right, expected=target.accuracy)
         report.write(Path(args.out), summary, rows, outcome, right, about)
         draw(rows, summary, f"{target.model}, {args.arrivals}", Path(args.out) / "load.png")
-    print(json.dumps({**about, **summary.record()}, indent=2) if args.json else report.table(summary))
+    if args.json:
+        print_json({**about, **summary.record()})
+    else:
+        print(report.table(summary))
     return 0 if summary.answered else 1
 
 

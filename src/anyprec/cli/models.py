@@ -6,20 +6,22 @@ Everything shown is read from the cards (catalog.py); no model file is opened. C
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anyprec.cli.output import print_json
 from anyprec.cli.tables import bits_name, table
 from anyprec.errors import AnyprecError
 from anyprec.models import catalog
 from anyprec.models.catalog import Card, ProfileFacts
 
+EXAMPLE = "anyprec models cifar10-vgg-small"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the card of this model (default: list all)")
     parser.add_argument("--fetch", action="store_true", help="download it, unless it is here; print its path")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,12 +29,15 @@ def run(args: argparse.Namespace) -> int:
         if args.name is None:
             raise AnyprecError("--fetch downloads one model; give its name, which `anyprec models` lists")
         path = catalog.fetch(args.name)
-        print(json.dumps({"name": args.name, "path": str(path)}) if args.json else path)
+        if args.json:
+            print_json({"name": args.name, "path": str(path)})
+        else:
+            print(path)
         return 0
     cards = [catalog.card(name) for name in (catalog.names() if args.name is None else [args.name])]
     if args.json:
         records = [described(one) for one in cards]
-        print(json.dumps(records if args.name is None else records[0], indent=2))
+        print_json({"models": records} if args.name is None else records[0])
     elif args.name is not None:
         print(card_text(cards[0]))
     else:

@@ -1,41 +1,30 @@
-"""`anyprec pack MODEL --out net.apm`: a run folder or a model.pt in, a model file out. The work is packing.py's."""
+"""`anyprec pack RUN --out net.apm`: a run folder or a checkpoint in, a model file out. The work is packing.py's."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from anyprec.cli.evaluate import model_file
-from anyprec.data import DATASETS, batches, load_data, preprocessing_of
-from anyprec.data.catalog import some_of
-from anyprec.data.masks import MaskData
+from anyprec.choices import EDGES
+from anyprec.cli.output import print_json, print_next
 from anyprec.errors import AnyprecError, DataError
-from anyprec.packing.first_last import EDGES
-from anyprec.packing.images import IMAGES, image_noise
-from anyprec.packing.packing import pack
-from anyprec.preprocessing import Preprocessing
-from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
-from anyprec.training.evaluate import to_tensor
-from anyprec.training.run import eval_augment
 from anyprec.widths import FLOAT, Profile, parse_widths
-from anyprec.zoo import ZOO
 
-SEGMENTED = 129  # such networks take any size: what is enough to see that saves seconds over 513
-EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
+EXAMPLE = "anyprec pack runs/digits --out digits.apm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a run folder of `anyprec train`, or a model file (.pt)")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the model file to write, such as net.apm")
+    parser.add_argument("model", metavar="RUN", help="a run folder of `anyprec train`, or a checkpoint (.pt)")
+    parser.add_argument("--out", required=True, metavar="MODEL.apm", help="the model file to write, such as net.apm")
     parser.add_argument("--float", action="store_true", help="keep float weights too, so that 32 bits is available")
-    parser.add_argument("--widths", help="for example 1,2,4,8 or 1-8 (default: all it has)")
-    parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
-    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line (default: the data set's)")
-    parser.add_argument("--dataset", help="name of the data set it is for (default: the one of the model's recipe)")
+    parser.add_argument("--widths", metavar="BITS", help="for example 1,2,4,8 or 1-8 (default: all it has)")
+    parser.add_argument(
+        "--profile", action="append", default=[], metavar="FILE.json", help="also this mixed profile; may be repeated"
+    )
+    parser.add_argument(
+        "--labels", metavar="FILE.txt", help="names of the classes, one a line (default: the data set's)"
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="the data set it is for (default: of the model's recipe)")
     parser.add_argument("--edges", choices=EDGES, default="float", help="first and last layers (default: float)")
     parser.add_argument(
         "--data", metavar="DIR", help="folder of the data set: for --edges 8bit, and for checkpoints without sizes"
@@ -43,17 +32,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-verify", action="store_true", help="do not compare the file with the network it was made of"
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    path = model_file(args.model)
+    from anyprec.data import DATASETS
+    from anyprec.packing.checkpoint_facts import (
+        accuracies,
+        checked_facts,
+        image_shape,
+        known_facts,
+        training_images,
+    )
+    from anyprec.packing.images import IMAGES, image_noise
+    from anyprec.packing.packing import pack
+    from anyprec.training.checkpoint import load_model, load_record
+    from anyprec.training.trained_run import checkpoint_of
+
+    path = checkpoint_of(args.model)
     record = load_record(path)
     dataset = args.dataset or record.get("extra", {}).get("recipe", {}).get("data")
     if dataset is not None and dataset not in DATASETS:
         raise DataError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
     model = load_model(path)
-    image, labels = checked_facts(facts(record, path, args.dataset, args.data), record, dataset)
+    image, labels = checked_facts(known_facts(record, path, args.dataset, args.data), record, dataset)
     channels, height, width = image_shape(record)
     shape = (channels, *((height, width) if image is None or image.size is None else image.size))
     # Of the range it was trained on: enough to compare the file with it
@@ -75,97 +77,23 @@ def run(args: argparse.Namespace) -> int:
         edges=args.edges,
         verify=not args.no_verify,
     )
-    print(json.dumps(report.to_dict()) if args.json else report)
+    if args.json:
+        facts = report.to_dict()
+        print_json({"model": str(path), "out": facts.pop("path"), **facts})
+    else:
+        print(report)
+        test_set = [] if dataset is None else needed_data(dataset, args.data)
+        print_next("run", args.out, *(test_set or ["photo.jpg"]))
     return 0
 
 
-def image_shape(record: dict[str, Any]) -> tuple[int, int, int]:
-    """(C, H, W) of the images a zoo network is made for."""
-    options = record["net_options"]
-    entry = ZOO[record["net"]]
-    height, width, channels = entry.shape
-    if entry.task == "segmentation":
-        height, width = (min(n, SEGMENTED) for n in (height, width))
-    if "size" in options:
-        height = width = options["size"]
-    return options.get("in_channels", channels), height, width
+def needed_data(dataset: str, folder: str | None) -> list[str]:
+    """Options of `anyprec run` for the accuracy over this test set; none where its folder is not known."""
+    from anyprec.data import DATASETS
 
-
-def training_images(
-    dataset: str | None, folder: str | None, record: dict[str, Any], image: Preprocessing | None
-) -> torch.Tensor:
-    """(N, C, H, W) float32: what the network was trained on, for ranges."""
-    if dataset is None:
-        raise DataError("--edges 8bit takes ranges from training images; name their data set with --dataset, --data")
-    recipe = record.get("extra", {}).get("recipe", {})
-    augment = eval_augment(recipe.get("augment", DATASETS[dataset].augment))
-    data = load_data(dataset, "train", folder)
-    if isinstance(data, MaskData):  # photographs of any size: cut to one, as in training
-        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), EDGE_IMAGES // 4)
-        images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
-        return to_tensor(images)
-    some = some_of(data, EDGE_IMAGES)
-    images, _ = next(iter(batches(some, len(some), augment=augment, preprocessing=image, prefetch=0)))
-    return to_tensor(images)
-
-
-def facts(
-    record: dict[str, Any], path: Path, dataset: str | None, folder: str | None
-) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
-    """How pictures become inputs and the names of the classes: those of the training run, from its checkpoint.
-
-    `dataset` (--dataset) overrules it. A checkpoint from before these were kept names its data set; where that does not
-    settle the size, the folder has to.
-    """
-    extra = record.get("extra", {})
-    kept = preprocessing_in(record, path)
-    if dataset is None and kept is not None:
-        return kept, tuple(map(str, extra.get("classes", ())))
-    recipe = extra.get("recipe", {})
-    name = dataset or recipe.get("data")
-    if name is None:
-        return None, None
-    spec = DATASETS[name]
-    augment = eval_augment(recipe["augment"] if recipe.get("data") == name else spec.augment)
-    how, classes = spec.preprocessing(augment), spec.classes
-    if folder is not None and (how is None or not classes):
-        data = load_data(name, "train", folder)
-        how, classes = preprocessing_of(data, augment), data.classes
-    if how is None:
-        raise DataError(
-            f"{path} does not say at which size it was trained (an older anyprec made it), and {name!r} has images of "
-            "any size; give the folder it was trained on: --data DIR"
-        )
-    return how, classes
-
-
-def checked_facts(
-    facts: tuple[Preprocessing | None, tuple[str, ...] | None], record: dict[str, Any], dataset: str | None
-) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
-    """As the network can have them: its channels and size, and names only where there is one for each class."""
-    how, names = facts
-    channels, height, width = image_shape(record)
-    if how is not None and how.channels != channels:
-        raise DataError(
-            f"{dataset or 'the data set'} has images of {how.channels} channels, the network takes {channels}; name "
-            "the data set it was trained on"
-        )
-    if how is not None and how.size is not None and "size" in record["net_options"] and how.size != (height, width):
-        raise DataError(
-            f"{dataset or 'the data set'} gives images of {how.size[0]} x {how.size[1]}, the network takes {height} x "
-            f"{width} alone; name the data set it was trained on"
-        )
-    return how, names if names and len(names) == record["net_options"].get("num_classes", len(names)) else None
-
-
-def accuracies(record: dict[str, Any], keep_float: bool, widths: tuple[int, ...] | None) -> dict[int | str, float]:
-    """Test accuracy as the run ended, of the widths that are packed."""
-    tested = {int(bits): result["accuracy"] for bits, result in record.get("extra", {}).get("test", {}).items()}
-    return {
-        bits: accuracy
-        for bits, accuracy in tested.items()
-        if bits in record["widths"] and (keep_float if bits == FLOAT else widths is None or bits in widths)
-    }
+    if not DATASETS[dataset].layout:  # embedded
+        return ["--dataset", dataset]
+    return ["--dataset", dataset, "--data", folder] if folder else []
 
 
 def read_labels(path: str) -> tuple[str, ...]:

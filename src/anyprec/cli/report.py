@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from anyprec.cli.output import print_json
 from anyprec.errors import DataError
 from anyprec.report.curves import is_run, write_run_report
 from anyprec.report.page import write_report
 from anyprec.report.record import RESULT
 
+EXAMPLE = "anyprec report runs/small"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="what `anyprec reproduce` was given as --out, or the folder of a training run")
-    parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html in the folder)")
-    parser.add_argument("--json", action="store_true", help="print where the page is as JSON")
+    parser.add_argument(
+        "folder", metavar="DIR", help="what `anyprec reproduce` was given as --out, or the folder of a training run"
+    )
+    parser.add_argument("--out", metavar="FILE.html", help="the page to write (default: report.html in the folder)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the path")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,5 +34,8 @@ def run(args: argparse.Namespace) -> int:
             f"{folder} holds neither results of `anyprec reproduce` nor the log of an `anyprec train` run; name the "
             "folder one of them was given as --out"
         )
-    print(json.dumps({"report": str(page)}) if args.json else page)
+    if args.json:
+        print_json({"report": str(page)})
+    else:
+        print(page)
     return 0

@@ -7,31 +7,31 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from anyprec.arguments import whole
-from anyprec.errors import AnyprecError
+from anyprec.choices import EXPERIMENT_SCALES
+from anyprec.cli.output import print_json
+from anyprec.errors import AnyprecError, DataError
 from anyprec.files import locked
-from anyprec.report.page import write_report
-from anyprec.report.record import load
-from anyprec.reproduce.catalog import EXPERIMENTS, find, is_done, note_run, trainings_of
-from anyprec.reproduce.cost import estimate, rates_of
-from anyprec.reproduce.dry import dry_run, dry_text
-from anyprec.reproduce.experiment import Experiment
-from anyprec.reproduce.job import made_up_folder, training_record
-from anyprec.reproduce.pool import DONE, Task, run_jobs
-from anyprec.reproduce.scales import SCALES
-from anyprec.reproduce.store import Store
-from anyprec.training.processes import usable_device
+
+if TYPE_CHECKING:
+    from anyprec.reproduce.experiment import Experiment
+    from anyprec.reproduce.pool import Task
+    from anyprec.reproduce.store import Store, Training
+
+EXAMPLE = "anyprec reproduce table1 --scale small --data DIR --out runs/small"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="experiments such as table1; list; or all")
     parser.add_argument(
-        "--scale", choices=SCALES, default="small", help="paper, small (2 CPU cores) or tiny (default: small)"
+        "--scale",
+        choices=EXPERIMENT_SCALES,
+        default="small",
+        help="paper, small (2 CPU cores) or tiny (default: small)",
     )
     parser.add_argument("--out", metavar="DIR", help="folder for trainings, results and the report")
     parser.add_argument(
@@ -44,36 +44,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="trainings at a time, a thread each (default: cores; 1 on a GPU)",
     )
-    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... (default: a GPU if there is one)")
     parser.add_argument(
         "--again", action="store_true", help="run these experiments anew; trainings that are done are kept"
     )
     parser.add_argument("--dry-run", action="store_true", help="try out one step of everything, say what it would cost")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
+    from anyprec.reproduce.catalog import find, is_done, trainings_of
+    from anyprec.training.processes import usable_device
+
     if "list" in args.names:
         return show_list(args)
     experiments = find(args.names)
     if args.dry_run:
-        quiet = args.json
-        found = dry_run(
-            experiments, args.scale, lambda line: None if quiet else print(line, file=sys.stderr, flush=True)
-        )
-        print(json.dumps(found) if args.json else dry_text(found))
-        return 0
+        return show_cost(experiments, args)
     if not args.out:
         raise AnyprecError("reproduce needs a folder for what it makes: --out DIR, for example --out runs/small")
     if args.device:
         usable_device(args.device)
+    out, store = Path(args.out), store_of(args)
+    check_folder(out, args.scale)
+    todo = [e for e in experiments if args.again or not is_done(e, args.scale, out)]
+    check_data(trainings_of(todo, args.scale), store)
     with locked(args.out):
-        return reproduce(experiments, args)
+        return reproduce(experiments, todo, store, args)
 
 
 def show_list(args: argparse.Namespace) -> int:
+    from anyprec.reproduce.catalog import EXPERIMENTS, trainings_of
+
     if args.json:
-        print(json.dumps({name: {"title": e.title, "found": e.found} for name, e in EXPERIMENTS.items()}))
+        found = {name: {"title": e.title, "found": e.found} for name, e in EXPERIMENTS.items()}
+        print_json({"experiments": found})
         return 0
     for name, experiment in EXPERIMENTS.items():
         count = len(trainings_of([experiment], args.scale))
@@ -81,15 +86,38 @@ def show_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def reproduce(experiments: list[Experiment], args: argparse.Namespace) -> int:
+def show_cost(experiments: list[Experiment], args: argparse.Namespace) -> int:
+    from anyprec.reproduce.dry import dry_run, dry_text
+
+    quiet = args.json
+    found = dry_run(experiments, args.scale, lambda line: None if quiet else print(line, file=sys.stderr, flush=True))
+    if args.json:
+        print_json(found)
+    else:
+        print(dry_text(found))
+    return 0
+
+
+def store_of(args: argparse.Namespace) -> Store:
+    import torch
+
+    from anyprec.reproduce.job import made_up_folder
+    from anyprec.reproduce.store import Store
+
+    out, data = Path(args.out), Path(args.data).expanduser().resolve() if args.data else None
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Store(out / "trainings", data, device, made_up_folder(args.scale, out))
+
+
+def reproduce(experiments: list[Experiment], todo: list[Experiment], store: Store, args: argparse.Namespace) -> int:
+    from anyprec.report.page import write_report
+    from anyprec.reproduce.catalog import note_run
+    from anyprec.reproduce.pool import DONE, run_jobs
+
     started = time.monotonic()
     out = Path(args.out)
-    check_folder(out, args.scale)
-    data = Path(args.data).expanduser().resolve() if args.data else None
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    store = Store(out / "trainings", data, device, made_up_folder(args.scale, out))
-    tasks = tasks_of(experiments, args.scale, out, data, store, args.again)
-    workers = args.jobs or (min(os.cpu_count() or 1, 8) if device == "cpu" else 1)
+    tasks = tasks_of(todo, args.scale, out, store)
+    workers = args.jobs or (min(os.cpu_count() or 1, 8) if store.device == "cpu" else 1)
     note_run(out, args.scale, command=command(args), workers=workers)
     failed: list[Task] = []
     if tasks:
@@ -103,8 +131,8 @@ def reproduce(experiments: list[Experiment], args: argparse.Namespace) -> int:
     page = write_report(out)
     summary = summarize(experiments, args.scale, out)
     if args.json:
-        print(json.dumps({"report": str(page), "seconds": time.monotonic() - started, "experiments": summary,
-                          "failed": {t.name: t.error for t in failed}}))  # fmt: skip
+        print_json({"report": str(page), "seconds": time.monotonic() - started, "experiments": summary,
+                    "failed": {t.name: t.error for t in failed}})  # fmt: skip
     else:
         print_summary(summary)
         for task in failed:
@@ -130,22 +158,41 @@ def check_folder(out: Path, scale: str) -> None:
         raise AnyprecError(f"{out} holds a run at scale {then}; give --scale {then}, or another --out")
 
 
-def tasks_of(
-    experiments: list[Experiment],
-    scale: str,
-    out: Path,
-    data: Path | None,
-    store: Store,
-    again: bool,
-) -> list[Task]:
+def check_data(trainings: Sequence[Training], store: Store) -> None:
+    """All data sets can be read, or one error names every one that cannot: now, not after hours of training."""
+    from anyprec.data import load_data
+
+    if store.synthetic is not None:  # scale tiny makes its own
+        return
+    missing = []
+    for name in dict.fromkeys(training.recipe.data for training in trainings):
+        folder = store.data_folder(name)
+        try:
+            for split in ("train", "test"):
+                load_data(name, split, folder, limit=1)
+        except DataError as error:
+            looked = "no --data was given" if folder is None else f"looked in {folder}"
+            missing.append(f"{name} ({looked}: {error})")
+    if missing:
+        raise DataError(
+            f"these experiments need data that is not there: {'; '.join(missing)}. Put each data set into --data DIR, "
+            "or into a folder of its own there, such as DIR/cifar10"
+        )
+
+
+def tasks_of(todo: list[Experiment], scale: str, out: Path, store: Store) -> list[Task]:
     """What is still to do, in the order of the experiments; each after its trainings."""
+    from anyprec.reproduce.catalog import trainings_of
+    from anyprec.reproduce.cost import estimate, rates_of
+    from anyprec.reproduce.job import training_record
+    from anyprec.reproduce.pool import Task
+
     shared: dict[str, Any] = {
         "scale": scale,
         "out": str(out),
-        "data": str(data) if data else None,
+        "data": str(store.data_root) if store.data_root else None,
         "device": store.device,
     }
-    todo = [e for e in experiments if again or not is_done(e, scale, out)]
     missing = [t for t in trainings_of(todo, scale) if not store.done(t)]
     rates = rates_of(missing, out / "rates.json") if missing else {}
     tasks: dict[str, Task] = {}
@@ -163,6 +210,9 @@ def tasks_of(
 
 
 def summarize(experiments: list[Experiment], scale: str, out: Path) -> dict[str, Any]:
+    from anyprec.report.record import load
+    from anyprec.reproduce.catalog import is_done
+
     summary = {}
     for experiment in experiments:
         if is_done(experiment, scale, out):

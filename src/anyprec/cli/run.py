@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.cli.bench import at_least_one, check_picture
+from anyprec.choices import LAYOUTS
+from anyprec.cli.output import print_json
+from anyprec.cli.plot_file import check_picture
 from anyprec.cli.tables import bits_name, table
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError, InputError, UnsupportedBits
@@ -28,24 +29,33 @@ from anyprec.run import segmentation
 from anyprec.run.accuracy import Row, measure
 from anyprec.run.images import Batch, count, find_files, is_array, missing_preprocessing, read_batches, unknown_size
 from anyprec.run.labels import labeled, number
-from anyprec.run.model import LAYOUTS, PackedModel, is_random, load
+from anyprec.run.model import PackedModel, is_random, load
 from anyprec.widths import parse_widths
 
 MANY = 100  # images from which on a progress bar is worth its line
+
+EXAMPLE = "anyprec run digits.apm photo.png --bits 1,2,4,8"
 
 Outputs = dict[str, list[tuple[npt.NDArray[np.float32], ...]]]  # profile -> batch -> outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`")
-    parser.add_argument("images", nargs="*", help=".npy arrays, image files (JPEG, PNG, ...), or folders of them")
+    parser.add_argument(
+        "model", metavar="MODEL.apm", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`"
+    )
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help=".npy arrays, image files (JPEG, PNG, ...), or folders of them"
+    )
     parser.add_argument(
         "--bits",
+        metavar="BITS",
         help="such as 4, 1-8,32, all, a mixed profile, or random: drawn for each image (default: the widest; a test "
         "set: all)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads a call (default: 1)")
-    parser.add_argument("--size", type=int, help="height and width of the images, where the file leaves it free")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads a call (default: 1)")
+    parser.add_argument(
+        "--size", type=int, metavar="N", help="height and width of the images, where the file leaves it free"
+    )
     parser.add_argument("--max-bits", type=int, metavar="K", help="read only the first K bits of the file")
     parser.add_argument(
         "--verify",
@@ -62,21 +72,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tests = parser.add_argument_group("for a test set")
     tests.add_argument("--dataset", metavar="NAME", help="accuracy over this data set's test images, such as digits")
     tests.add_argument("--data", metavar="DIR", help="folder that holds it (the embedded digits need none)")
-    tests.add_argument("--limit", type=int, help="use this many images (default: all)")
-    tests.add_argument("--batch", type=int, help="images a call (default: 1)")
+    tests.add_argument("--limit", type=int, metavar="N", help="use this many images (default: all)")
+    tests.add_argument("--batch", type=int, metavar="N", help="images a call (default: 1)")
     tests.add_argument("--picture", metavar="FILE.png", help="also draw accuracy and latency against bits")
 
 
 def run(args: argparse.Namespace) -> int:
     check_options(args)
-    if Path(args.model).is_dir() or args.model.endswith(".pt"):
-        raise AnyprecError(f"{args.model} is not packed yet; run: anyprec pack {args.model} --out net.apm")
     model = load(args.model, max_bits=args.max_bits, threads=args.threads, verify=args.verify)
     if not model.profiles:
         raise UnsupportedBits(f"--max-bits {args.max_bits} leaves nothing of {args.model} to run; give more")
     if args.dataset is not None:
         return run_test_set(args, model)
     return run_images(args, model)
+
+
+def at_least_one(number: int, option: str) -> int:
+    if number < 1:
+        raise AnyprecError(f"{option} {number} is too few; give 1 or more")
+    return number
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -153,7 +167,7 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
     if not all(map(is_array, files)):
         warn(missing_preprocessing(model, args.size))
     if args.json:
-        print(json.dumps({"model": model.name, "isa": model.isa, "images": records}, indent=2))
+        print_json({"model": model.name, "isa": model.isa, "images": records})
     else:
         print(images_table(records))
     return 0
@@ -287,7 +301,7 @@ def run_test_set(args: argparse.Namespace, model: PackedModel) -> int:
         "isa": model.isa,
     }
     if args.json:
-        print(json.dumps({**about, "rows": [row_record(row, data.classes) for row in rows]}, indent=2))
+        print_json({**about, "results": {row.profile: row_record(row, data.classes) for row in rows}})
     else:
         print(accuracy_table(about, rows))
     if args.picture:
@@ -305,7 +319,7 @@ def heading(about: dict[str, Any]) -> str:
 
 
 def row_record(row: Row, classes: Sequence[str]) -> dict[str, Any]:
-    record = {"bits": row.profile, "accuracy": row.accuracy, "latency_ms": row.latency_ms, "bytes": row.bytes}
+    record = {"accuracy": row.accuracy, "latency_ms": row.latency_ms, "bytes": row.bytes}
     if row.miou is None:
         return record
     ious = {name: None if np.isnan(iou) else iou for name, iou in zip(classes, row.ious, strict=True)}

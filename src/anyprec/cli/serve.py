@@ -7,60 +7,69 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 from anyprec.arguments import delay, duration, positive, size, whole
+from anyprec.choices import LAYOUTS
 from anyprec.errors import AnyprecError, ServeError
-from anyprec.run.model import LAYOUTS
-from anyprec.serve.connections.connection import Patience
-from anyprec.serve.connections.cores import Cores, keep_to, split_cores
-from anyprec.serve.connections.server import Ending, Server, Tls, address_of, is_local, listen, listen_unix
-from anyprec.serve.connections.server import run as run_server
-from anyprec.serve.connections.table import Network, network_of
-from anyprec.serve.http.app import Bounds, make_app
-from anyprec.serve.http.keys import Keys, is_readable_by_all, read_keys
-from anyprec.serve.models import Models, Settings, named_paths
 from anyprec.serve.monitoring.logs import LEVELS, log, set_up
-from anyprec.serve.scheduling.queue import Limits
+
+if TYPE_CHECKING:
+    from anyprec.serve.connections.cores import Cores
+    from anyprec.serve.connections.server import Server
+    from anyprec.serve.connections.table import Network
+    from anyprec.serve.http.keys import Keys
+    from anyprec.serve.models import Models
+
+EXAMPLE = "anyprec serve digits.apm --slo 50ms --port 8000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "models", nargs="+", metavar="MODEL", help="a model file (.apm), a name of `anyprec models`, or NAME=FILE"
+        "models", nargs="+", metavar="MODEL.apm", help="a model file (.apm), a name of `anyprec models`, or NAME=FILE"
     )
-    parser.add_argument("--slo", type=duration, default=0.05, help="the latency target, such as 50ms (the default)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="port (default: 8000; 0: any free one)")
+    parser.add_argument(
+        "--slo", type=duration, default=0.05, metavar="TIME", help="the latency target, such as 50ms (the default)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: this machine alone)"
+    )
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=8000, metavar="N", help="port (default: 8000; 0: any free one)"
+    )
     how = parser.add_argument_group("how it runs")
     how.add_argument("--policy", choices=("adaptive", "accuracy"), default="adaptive", help="default: adaptive")
-    how.add_argument("--bits", help="hold this width (or mixed profile) instead of adapting it")
-    how.add_argument("--threads", type=whole(1, 1024), default=1, help="threads of one call (default: 1)")
-    how.add_argument("--engines", type=whole(1, 1024), default=1, help="batches that run side by side (default: 1)")
+    how.add_argument("--bits", metavar="BITS", help="hold this width (or mixed profile) instead of adapting it")
+    how.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help="threads of one call (default: 1)")
+    how.add_argument(
+        "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run side by side (default: 1)"
+    )
     how.add_argument("--pin", action="store_true", help="a core for HTTP alone: a server that has its cores to itself")
     how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
     how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
-    how.add_argument("--warm-up", type=duration, default=3.0, help="time to measure a model in (default: 3s)")
+    how.add_argument(
+        "--warm-up", type=duration, default=3.0, metavar="TIME", help="time to measure a model in (default: 3s)"
+    )
     how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-batch", type=whole(1, 65536), default=Limits().max_batch, help="images a batch, and a request"
+        "--max-batch", type=whole(1, 65536), metavar="N", help="images a batch, and a request (default: 32)"
     )
-    limits.add_argument("--max-queue", type=positive, default=Limits().max_queue, help="images that wait")
-    limits.add_argument("--max-body", type=size, default=Bounds().body, help="bytes of a request (default: 16MiB)")
-    limits.add_argument("--max-json", type=size, default=Bounds().json, help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument("--max-queue", type=positive, metavar="N", help="images that wait (default: 1024)")
+    limits.add_argument("--max-body", type=size, metavar="BYTES", help="bytes of a request (default: 16MiB)")
+    limits.add_argument("--max-json", type=size, metavar="BYTES", help="bytes of its JSON (default: 4MiB)")
     limits.add_argument(
-        "--max-answer-json", type=size, default=Bounds().answer_json, help="bytes of an answer in JSON (default: 64MiB)"
+        "--max-answer-json", type=size, metavar="BYTES", help="bytes of an answer in JSON (default: 64MiB)"
     )
-    limits.add_argument("--max-held", type=size, default=Bounds().held, help="bytes of all requests (default: 512MiB)")
-    limits.add_argument("--max-connections", type=positive, default=Patience().connections, help="default: 1024")
-    limits.add_argument("--max-connections-per-address", type=positive, help="of them (default: half)")
-    limits.add_argument("--max-pixels", type=positive, default=Settings().max_pixels, help="of a tensor of free size")
-    limits.add_argument("--max-image-pixels", type=positive, default=Bounds().image_pixels, help="of a posted file")
-    limits.add_argument(
-        "--image-timeout", type=duration, default=Bounds().image_s, help="to decode a posted file (default: 5s)"
-    )
-    limits.add_argument("--header-timeout", type=duration, default=Patience().header_s, help="default: 10s")
-    limits.add_argument("--body-timeout", type=duration, default=Patience().body_s, help="default: 30s")
-    limits.add_argument("--write-timeout", type=duration, default=Patience().write_s, help="default: 30s")
+    limits.add_argument("--max-held", type=size, metavar="BYTES", help="bytes of all requests (default: 512MiB)")
+    limits.add_argument("--max-connections", type=positive, metavar="N", help="default: 1024")
+    limits.add_argument("--max-connections-per-address", type=positive, metavar="N", help="of them (default: half)")
+    limits.add_argument("--max-pixels", type=positive, metavar="N", help="of a tensor of free size (default: 2^20)")
+    limits.add_argument("--max-image-pixels", type=positive, metavar="N", help="of a posted file")
+    limits.add_argument("--image-timeout", type=duration, metavar="TIME", help="to decode a posted file (default: 5s)")
+    limits.add_argument("--header-timeout", type=duration, metavar="TIME", help="default: 10s")
+    limits.add_argument("--body-timeout", type=duration, metavar="TIME", help="default: 30s")
+    limits.add_argument("--write-timeout", type=duration, metavar="TIME", help="default: 30s")
     safety = parser.add_argument_group("who may call")
     safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
     safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
@@ -76,13 +85,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     safety.add_argument("--tls-key", metavar="FILE", help="its key, where it is not in the same file")
     logs = parser.add_argument_group("logs and the end")
     logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
-    logs.add_argument("--log-level", choices=tuple(LEVELS), default="info")
+    logs.add_argument("--log-level", choices=tuple(LEVELS), default="info", help="default: info")
     logs.add_argument("--log-requests", action="store_true", help="a line for every request")
-    logs.add_argument("--drain-delay", type=delay, default=0.0, help="serve on, as not ready, for so long")
-    logs.add_argument("--drain-timeout", type=delay, default=30.0, help="wait for answers so long (default: 30s)")
+    logs.add_argument(
+        "--drain-delay", type=delay, default=0.0, metavar="TIME", help="serve on, as not ready, for so long"
+    )
+    logs.add_argument(
+        "--drain-timeout", type=delay, default=30.0, metavar="TIME", help="wait for answers so long (default: 30s)"
+    )
 
 
 def network(text: str) -> Network:
+    from anyprec.serve.connections.table import network_of
+
     try:
         return network_of(text)
     except ValueError:
@@ -90,6 +105,12 @@ def network(text: str) -> Network:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anyprec.serve.connections.cores import Cores, keep_to, split_cores
+    from anyprec.serve.connections.server import address_of, is_local, listen, listen_unix
+    from anyprec.serve.connections.server import run as run_server
+    from anyprec.serve.http.keys import read_keys
+    from anyprec.serve.models import named_paths
+
     set_up(args.log, args.log_level)
     if args.tls_key and not args.tls_cert:
         raise ServeError("--tls-key goes with --tls-cert; give both")
@@ -130,6 +151,12 @@ def check_control(args: argparse.Namespace, keys: Keys, local: bool) -> None:
 
 
 def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Cores) -> Server:
+    from anyprec.serve.connections.connection import Patience
+    from anyprec.serve.connections.server import Ending, Server, Tls
+    from anyprec.serve.http.app import Bounds, make_app
+    from anyprec.serve.models import Settings
+    from anyprec.serve.scheduling.queue import Limits
+
     settings = Settings(
         slo_s=args.slo,
         policy="fixed" if args.bits else args.policy,
@@ -138,26 +165,30 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         threads=args.threads,
         engine_threads=args.engines,
         cores=cores.engines,
-        limits=Limits(max_batch=args.max_batch, max_queue=args.max_queue),
-        max_pixels=args.max_pixels,
+        limits=Limits(**given(max_batch=args.max_batch, max_queue=args.max_queue)),
         memory_budget=args.memory_budget,
         warm_up_s=args.warm_up,
+        **given(max_pixels=args.max_pixels),
     )
     bounds = Bounds(
-        body=args.max_body,
-        json=args.max_json,
-        held=args.max_held,
-        image_pixels=args.max_image_pixels,
-        image_s=args.image_timeout,
-        answer_json=args.max_answer_json,
+        **given(
+            body=args.max_body,
+            json=args.max_json,
+            held=args.max_held,
+            image_pixels=args.max_image_pixels,
+            image_s=args.image_timeout,
+            answer_json=args.max_answer_json,
+        )
     )
     patience = Patience(
-        header_s=args.header_timeout,
-        body_s=args.body_timeout,
-        write_s=args.write_timeout,
-        connections=args.max_connections,
         per_address=args.max_connections_per_address,
-        message_bytes=4 * args.max_body + (1 << 20),
+        message_bytes=4 * bounds.body + (1 << 20),
+        **given(
+            header_s=args.header_timeout,
+            body_s=args.body_timeout,
+            write_s=args.write_timeout,
+            connections=args.max_connections,
+        ),
     )
     app = make_app(paths, settings, keys=keys, bounds=bounds, local=args.local_control, log_requests=args.log_requests)
 
@@ -174,7 +205,14 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
     return Server(app, patience, ending, tls, read_anew, trusted=tuple(args.trusted_proxy))
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Those the user gave. For the rest the server's own defaults hold, which --help cannot ask for quickly."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> None:
+    from anyprec.serve.http.keys import is_readable_by_all
+
     if not local and not keys.api:
         log.warning("everybody who can reach this address can use the server; --api-key-file asks for keys", at=address)
     if not local and not args.tls_cert:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from anyprec.arguments import delay, duration, real, seed, span, whole
-from anyprec.cli.bench import check_picture
+from anyprec.cli.output import print_json
+from anyprec.cli.plot_file import check_picture
 from anyprec.cli.tables import table
 from anyprec.errors import ArrivalsError, ServeError
 from anyprec.files import write_text
@@ -28,6 +29,7 @@ from anyprec.serve.scheduling.queue import Limits
 from anyprec.serve.simulation import capacity
 from anyprec.serve.simulation.simulate import BALANCES, QUIET, Autoscale, Noise, Result, Setup, Simulation, simulate
 
+EXAMPLE = "anyprec simulate digits.apm --arrivals gamma:400:4 --slo 20ms --servers 2"
 GRID = "0.5,0.8,1,1.5,2,3@1,2,4,8"
 HEAD = (
     "policy",
@@ -45,35 +47,60 @@ HEAD = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", help="a model (.apm, or a name of `anyprec models`), which is timed first, or a latency table (.json)"
+        "model",
+        metavar="MODEL.apm",
+        help="a model (.apm, or a name of `anyprec models`), which is timed first, or a latency table (.json)",
     )
     parser.add_argument(
         "--arrivals",
         default="poisson:100",
+        metavar="FORM",
         help="poisson:RATE, gamma:RATE:CV2, uniform:RATE, steps:RATE@SECONDS,..., ramp:RATE:RATE or trace:FILE "
         "(default: poisson:100)",
     )
     parser.add_argument(
-        "--seconds", type=span, default=60.0, help="how long, in simulated time (default: 60s; not for steps)"
+        "--seconds",
+        type=span,
+        default=60.0,
+        metavar="TIME",
+        help="how long, in simulated time (default: 60s; not for steps)",
     )
-    parser.add_argument("--slo", default="50ms", help="latency target: 50ms, or 3x for three times the widest width")
     parser.add_argument(
-        "--policy", default="adaptive", help="one or more of adaptive, accuracy, 8, 4, ... (default: adaptive)"
+        "--slo", default="50ms", metavar="TIME", help="latency target: 50ms, or 3x for three times the widest width"
     )
-    parser.add_argument("--servers", type=whole(1, 10_000), default=1, help="replicas behind a balancer (default: 1)")
-    parser.add_argument("--engines", type=whole(1, 1024), default=1, help="engine threads of each (default: 1)")
+    parser.add_argument(
+        "--policy",
+        default="adaptive",
+        metavar="NAME,NAME",
+        help="one or more of adaptive, accuracy, 8, 4, ... (default: adaptive)",
+    )
+    parser.add_argument(
+        "--servers", type=whole(1, 10_000), default=1, metavar="N", help="replicas behind a balancer (default: 1)"
+    )
+    parser.add_argument(
+        "--engines", type=whole(1, 1024), default=1, metavar="N", help="engine threads of each (default: 1)"
+    )
     parser.add_argument("--balance", choices=BALANCES, default="two", help="two: the better of two at random (default)")
     parser.add_argument("--autoscale", metavar="MIN-MAX", help="let servers come and go between these numbers")
-    parser.add_argument("--starts-in", type=delay, default=30.0, help="time a new server takes to start (default: 30s)")
-    parser.add_argument("--fail", type=moments, metavar="TIME,TIME", default=(), help="when a server dies: 10s,30s")
-    parser.add_argument("--max-batch", type=whole(1, 4096), default=32, help="images a batch (default: 32)")
     parser.add_argument(
-        "--margin", type=delay, help="kept back from each deadline (default: a tenth of the SLO, at most 5ms)"
+        "--starts-in", type=delay, default=30.0, metavar="TIME", help="time a new server takes to start (default: 30s)"
+    )
+    parser.add_argument("--fail", type=moments, metavar="TIME,TIME", default=(), help="when a server dies: 10s,30s")
+    parser.add_argument(
+        "--max-batch", type=whole(1, 4096), default=32, metavar="N", help="images a batch (default: 32)"
+    )
+    parser.add_argument(
+        "--margin",
+        type=delay,
+        metavar="TIME",
+        help="kept back from each deadline (default: a tenth of the SLO, at most 5ms)",
     )
     parser.add_argument("--quiet", action="store_true", help="no network, no jitter, no hiccups")
-    parser.add_argument("--seed", type=seed, default=0, help="of arrivals and jitter (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of arrivals and jitter (default: 0)")
     parser.add_argument("--find-servers", type=real, metavar="PERCENT", help="fewest servers with so many in time")
-    parser.add_argument("--accuracy", type=real, help="with --find-servers: mean accuracy to be kept, in percent")
+    parser.add_argument(
+        "--accuracy", type=real, metavar="PERCENT", help="with --find-servers: mean accuracy to be kept, in percent"
+    )
     parser.add_argument("--find-rate", type=real, metavar="PERCENT", help="highest load with so many in time")
     parser.add_argument(
         "--grid",
@@ -83,10 +110,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"compare policies over loads (times what the widest width alone holds) and bursts (default: {GRID})",
     )
     parser.add_argument(
-        "--requests", type=whole(1, 100_000_000), default=20_000, help="of each cell of --grid, each try of --find-rate"
+        "--requests",
+        type=whole(1, 100_000_000),
+        default=20_000,
+        metavar="N",
+        help="of each cell of --grid, each try of --find-rate",
     )
     parser.add_argument(
-        "--threads", type=whole(1, 1024), default=1, help="threads a call, when a model is timed (default: 1)"
+        "--threads",
+        type=whole(1, 1024),
+        default=1,
+        metavar="N",
+        help="threads a call, when a model is timed (default: 1)",
     )
     parser.add_argument("--save-table", metavar="FILE.json", help="keep the measured latency table")
     parser.add_argument("--picture", metavar="FILE.png", help="load, widths and latency over time (needs Matplotlib)")
@@ -108,7 +143,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         record, text = run_once(args, setup, policies)
     record = {"slo_ms": 1e3 * setup.slo, "table": table_record(setup), **record}
-    print(json.dumps(record, indent=2) if args.json else text)
+    if args.json:
+        print_json(record)
+    else:
+        print(text)
     return 0
 
 

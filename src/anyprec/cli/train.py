@@ -1,4 +1,4 @@
-"""`anyprec train RECIPE.toml --out DIR`: train by a recipe. The work is run.py's.
+"""`anyprec train RECIPE --out DIR`: train by a recipe, a file or a name of `anyprec recipes`. The work is run.py's.
 
 Several recipes are stages: each starts from the model of the one before. The last one's folder is --out, those of the
 others are stage-1, stage-2, ... in it.
@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
 
+from anyprec.cli.output import command_line, print_json, print_next
 from anyprec.training.half_precision import hold_onednn
 from anyprec.training.recipe import Recipe
+
+EXAMPLE = "anyprec train digits --out runs/digits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "recipe", nargs="+", help="recipe file, such as recipes/digits.toml; several are stages, one after the other"
+        "recipe",
+        nargs="+",
+        metavar="RECIPE",
+        help="a recipe file (.toml), or a name of `anyprec recipes`; several are stages, one after the other",
     )
-    parser.add_argument("--out", required=True, help="folder for the model, its checkpoint and its logs")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the model, its checkpoint and its logs")
     parser.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
     parser.add_argument("--download", action="store_true", help="download the data set into --data if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a recipe field")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on with the run in --out")
     again.add_argument("--overwrite", action="store_true", help="begin anew where --out holds a run already")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if there is one)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else on stdout")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if there is one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,9 +42,26 @@ def run(args: argparse.Namespace) -> int:
     half = next((recipe.amp for recipe in stages if recipe.amp != "off"), None)
     if half is not None and (args.device or "cpu").startswith("cpu") and (held := hold_onednn(half)):
         print(held, file=sys.stderr)
-    # Only now: torch reads what `hold_onednn` sets once.
-    from anyprec.training.evaluate import accuracy_table
-    from anyprec.training.run import train
+    try:
+        results = train_stages(stages, args)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"go on with: {resume_command(args)}") from None
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0  # of the processes of `torchrun` the first one speaks for all
+    if args.json:
+        about = {"out": args.out, "network": stages[-1].net, "dataset": stages[-1].data}
+        print_json({**about, "results": {str(k): v for k, v in results.items()}})
+    else:
+        from anyprec.training.evaluate import accuracy_table
+
+        print(accuracy_table(results))
+        print_next("pack", args.out, "--out", Path(args.out) / f"{Path(args.out).resolve().name}.apm")
+    return 0
+
+
+def train_stages(stages: list[Recipe], args: argparse.Namespace) -> dict[int | str, dict[str, float]]:
+    """Results of the last one."""
+    from anyprec.training.run import train  # only now: torch reads what `hold_onednn` sets once
 
     before: Path | None = None
     results: dict[int | str, dict[str, float]] = {}
@@ -53,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
                 overwrite=args.overwrite, device=args.device, progress=not args.json,
             )  # fmt: skip
         before = out
-    if int(os.environ.get("RANK", 0)) > 0:
-        return 0  # of the processes of `torchrun` the first one speaks for all
-    print(json.dumps({str(k): v for k, v in results.items()}) if args.json else accuracy_table(results))
-    return 0
+    return results
+
+
+def resume_command(args: argparse.Namespace) -> str:
+    """What was typed, to go on with instead of to begin."""
+    options = [("--data", args.data), ("--device", args.device), *(("--set", setting) for setting in args.set)]
+    words = [word for name, value in options if value is not None for word in (name, value)]
+    flags = ["--json"] * args.json + ["--download"] * args.download
+    return command_line("train", *args.recipe, "--out", args.out, *words, *flags, "--resume")

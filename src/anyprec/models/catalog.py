@@ -11,12 +11,13 @@ import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from anyprec.errors import AnyprecError, UnknownModel
+from anyprec.errors import AnyprecError, NotAModelFile, UnknownModel
 
 FOLDER = Path(__file__).parent
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -115,6 +116,8 @@ def find(given: str | Path) -> str | Path:
     What looks like a path and does not exist is given back as it is: whoever opens it says what is wrong.
     """
     text = os.fsdecode(given)
+    if is_checkpoint(text):
+        raise NotAModelFile(f"{text} is not packed yet; run: anyprec pack {shlex.quote(text)} --out net.apm")
     if not LIKE_A_NAME.fullmatch(text) or os.path.lexists(text):
         return given
     shipped = FOLDER / f"{text}.apm"
@@ -126,6 +129,13 @@ def find(given: str | Path) -> str | Path:
     if not path.is_file():
         raise UnknownModel(f"{text} is not in the package and not downloaded yet; run: anyprec models --fetch {text}")
     return path
+
+
+def is_checkpoint(path: str) -> bool:
+    """A checkpoint of training, or the folder of a run that holds one."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, "model.pt"))
+    return path.endswith((".pt", ".pth")) and os.path.isfile(path)
 
 
 def place(found: Card) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from anyprec.choices import EDGES
 from anyprec.errors import AnyprecError
 from anyprec.format.graph import FIXED_BITS, INPUT
 from anyprec.nn.switching import Setting, bits
@@ -20,7 +21,6 @@ from anyprec.packing.steps import Step, Trace
 from anyprec.packing.trace import value_ranges
 from anyprec.widths import FLOAT
 
-EDGES = ("float", "8bit")
 KEEPS_RANGE = ("pad", "flatten", "max_pool")  # no value outside what they read, but for 0
 
 Image = tuple[Sequence[float], Sequence[float]]  # scale, shift per channel: uint8 images become u8 * scale + shift

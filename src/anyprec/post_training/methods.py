@@ -13,24 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyprec.choices import NESTING_QUANTIZERS, PTQ_METHODS
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.candidates import kind_of
 from anyprec.nn.convert import convert
 from anyprec.nn.observe import Call, InputQuantizer, calls_of, fit_range, observe, run, undisturbed
 from anyprec.nn.plain import as_float
-from anyprec.nn.quantizers import QUANTIZERS, Lsq, WeightQuantizer
+from anyprec.nn.quantizers import Lsq, WeightQuantizer
 from anyprec.nn.switching import any_layers, set_bits
 from anyprec.post_training.aciq import AciqSettings, put_aciq
 from anyprec.progress import Progress
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
 
-METHODS: dict[str, str] = {
-    "bs": "bit shifting: the first k bits of nested 8-bit weights; norms of the float network",
-    "bc": "bit shifting, and batch-norm statistics calibrated for each width",
-    "aciq": "analytical clipping, bits per channel, bias correction (Banner et al., 2019)",
-}
-NESTING = tuple(name for name, kind in QUANTIZERS.items() if kind.nests)
+METHODS = PTQ_METHODS
 
 
 def ptq(
@@ -59,9 +55,9 @@ def ptq(
     wanted = integer_widths(widths)
     if not isinstance(net, nn.Module):
         raise AnyprecError(f"ptq was given a {type(net).__name__}; give it an nn.Module")
-    if quantizer not in NESTING:
+    if quantizer not in NESTING_QUANTIZERS:
         raise AnyprecError(
-            f"quantizer={quantizer!r} has no codes that can be shifted; choose one of {', '.join(NESTING)}"
+            f"quantizer={quantizer!r} has no codes that can be shifted; choose one of {', '.join(NESTING_QUANTIZERS)}"
         )
     calls = list(calls_of(net, loader, batches, device))
     if not calls:

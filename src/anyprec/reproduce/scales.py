@@ -1,18 +1,18 @@
 """The three scales, as one table: which network, data and recipe stands for each row of the paper at each scale.
 
-`paper` is the paper's own setting (recipes/, for GPUs), `small` real data on two CPU cores, `tiny` embedded digits for
-tests. A row that is not run says why. The experiments ask here for trainings and know nothing else of scales.
+`paper` is the paper's own setting (the recipes as they stand, for GPUs), `small` real data on two CPU cores, `tiny`
+embedded digits for tests. A row that is not run says why. The experiments ask here for trainings and know nothing else
+of scales.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from anyprec.choices import EXPERIMENT_SCALES
 from anyprec.errors import AnyprecError
 from anyprec.reproduce.store import Training, training
 from anyprec.widths import DEFAULT_WIDTHS
-
-SCALES = ("paper", "small", "tiny")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Segmentation:
         }
 
 
-# How the widths share weights in recipes/cifar10-resnet8-cpu.toml, for the other small networks
+# How the widths share weights in the recipe cifar10-resnet8-cpu, for the other small networks
 SHARING = ("width_weights={1=2.0,2=0.5,32=3.0}", "sign_window=0.15")
 # The authors' schedule for dedicated ImageNet models
 IMAGENET_DEDICATED = ("epochs=120", "lr=0.1", "milestones=[30,60,85,95,105]")
@@ -194,8 +194,8 @@ CALIBRATION = {"paper": (20, 500), "small": (10, 500), "tiny": (4, 64)}
 
 
 def check_scale(scale: str) -> str:
-    if scale not in SCALES:
-        raise AnyprecError(f"--scale {scale!r} is not known; choose one of {', '.join(SCALES)}")
+    if scale not in EXPERIMENT_SCALES:
+        raise AnyprecError(f"--scale {scale!r} is not known; choose one of {', '.join(EXPERIMENT_SCALES)}")
     return scale
 
 

@@ -23,12 +23,12 @@ from torch import nn
 from anyprec.analysis.compliance import ObservedRun
 from anyprec.data import load_data
 from anyprec.data.catalog import Data
-from anyprec.errors import RecipeError
 from anyprec.files import locked, write_text
 from anyprec.reproduce import synthetic
 from anyprec.training.checkpoint import load_model, load_state
 from anyprec.training.processes import Processes
 from anyprec.training.recipe import Recipe
+from anyprec.training.recipe_catalog import FOLDER
 from anyprec.training.run import Run
 from anyprec.widths import FLOAT
 
@@ -77,20 +77,9 @@ class Training:
         return isinstance(other, Training) and other.key == self.key
 
 
-def recipes_folder() -> Path:
-    """recipes/ inside the package where it was installed so, else of the source tree."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "recipes", package.parents[1] / "recipes"):
-        if (folder / "digits.toml").is_file():
-            return folder
-    raise RecipeError(
-        f"the folder recipes/ is not beside {package}; run anyprec from a checkout of its source, where it is"
-    )
-
-
 def training(recipe: str, *settings: str, after: Training | None = None) -> Training:
     """The recipe of that name with settings as `anyprec train --set` takes them."""
-    return Training(Recipe.load(recipes_folder() / f"{recipe}.toml").override(settings), after)
+    return Training(Recipe.load(FOLDER / f"{recipe}.toml").override(settings), after)
 
 
 def made_up(dataset: str, folder: Path) -> Path | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyprec import _native
+from anyprec.choices import LAYOUTS as LAYOUTS
 from anyprec.errors import InputError, UnsupportedBits
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 json_numbers = _native.json_numbers  # float32 -> the numbers of a JSON array, without the GIL; for the server
 CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0); `cancel()` from any thread
 
-LAYOUTS = ("NCHW", "NHWC")
 Bits = int | str  # a width, the name of a profile, or "random"
 RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
 

@@ -1,6 +1,6 @@
 """Recipe: a frozen record of everything needed to repeat a training run, read from and written to TOML.
 
-`Recipe.load("recipes/digits.toml")`, `recipe.override(["epochs=3", "net_options.multiplier=2"])`. Fields are plain
+`Recipe.load("digits")` or a path, `recipe.override(["epochs=3", "net_options.multiplier=2"])`. Fields are plain
 scalars, tuples or tables of scalars; strings become objects in run.py alone. A typo or a wrong type is a RecipeError.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from anyprec.errors import AnyprecError, RecipeError
 from anyprec.files import write_text
+from anyprec.training.recipe_catalog import find, read_toml
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, INTEGER_WIDTHS, check_widths
 
 if sys.version_info >= (3, 11):
@@ -148,13 +149,10 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-            return cls.from_dict(tomllib.loads(text), where=str(path))
-        except OSError as error:
-            raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path} is not valid TOML: {error}") from error
+        """Of a TOML file, or of a recipe that comes with anyprec, by its name (`anyprec recipes` lists them)."""
+        record = read_toml(find(path))
+        record.pop("about", None)  # facts for people: recipe_catalog.py
+        return cls.from_dict(record, where=str(path))
 
     def override(self, settings: Iterable[str]) -> Recipe:
         """As typed on the command line: 'epochs=3', 'widths=[1,8]', 'net_options.multiplier=2', 'loss=hard'."""

@@ -18,7 +18,6 @@ from serving import ask, running
 
 import anyprec
 from anyprec.cli import main
-from anyprec.cli.evaluate import preprocessing_for
 from anyprec.data import FileData, MaskData, batches, cifar10, load_data
 from anyprec.data.catalog import DATASETS
 from anyprec.data.loader import testing_pixels as pixels_of
@@ -29,6 +28,7 @@ from anyprec.training.checkpoint import load_model, load_state
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import eval_augment, train
+from anyprec.training.trained_run import preprocessing_for
 
 MASKS = {"multiplier": 0.5, "pyramid": 8, "rates": [1, 2], "skip": "quantized"}
 # data set -> what differs from its usual recipe; (H, W) the network must be fed, None: as the picture is

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from anyprec.cli.serve import add_arguments
+from anyprec.serve.connections.connection import Patience
 from anyprec.serve.ray.options import read_options
 
 yaml = pytest.importorskip("yaml")
@@ -147,7 +148,10 @@ def test_systemd_waits_for_the_drain():
     assert (Path(program).name, verb) == ("anyprec", "serve")
     found = options(arguments)
     assert float(said["TimeoutStopSec"].removesuffix("s")) >= found.drain_delay + found.drain_timeout + 5
-    assert int(said["LimitNOFILE"]) >= found.max_connections + 256 and "HUP" in said["ExecReload"]
+    assert (
+        int(said["LimitNOFILE"]) >= (found.max_connections or Patience().connections) + 256
+        and "HUP" in said["ExecReload"]
+    )
 
 
 def test_the_ray_configuration():
