@@ -9,9 +9,8 @@
 //
 //   8 bit      vpmaddwd on 16-bit integers, or vpmaddubsw on bytes where few weights are large
 //   7 to 3 bit vpmaddubsw; its 16-bit sums are widened before they can overflow
-//   2, 1 bit   vpshufb as a table lookup of 16 entries. Four activations choose the table (256 tables, 4 KB of
-//   constants);
-//              four weight bits of one plane are the index. 1 bit is in lookup_1bit.inl.
+//   2, 1 bit   vpshufb as a table lookup of 16 entries. Four activations choose the table (256 tables of
+//              16 bytes); four weight bits of one plane are the index. 1 bit is in lookup_1bit.inl.
 //
 // Wider totals, which are touched rarely, live on the stack.
 #include "kernels.h"

@@ -8,9 +8,9 @@
 //    x[5] -> | acc 5,0         | acc 5,1 | acc 5,2 | acc 5,3 |
 //
 //   8 to 3 bit vpdpbusd, exact, 64 products per instruction
-//   2, 1 bit   vpermb as a table lookup of 64 entries. The activations (three of 2 bits, or six of 1 bit) choose one of
-//   64
-//              tables (4 KB of constants); the weights are the index. One instruction does 192 or 384 products.
+//   2, 1 bit   vpermb as a table lookup of 64 entries. The activations (three of 2 bits, or six of 1 bit)
+//              choose one of 64 tables (4 KB of constants); the weights are the index. One instruction does
+//              192 or 384 products.
 #include "kernels.h"
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-"""Shape of the value each op makes, from the shapes it reads: ARITHMETIC.md sections 2, 3, 5. Used by check.py and inspect.
+"""Shape of the value each op makes, from the shapes it reads: ARITHMETIC.md. Used by check.py and inspect.
 
 Sizes are per image: (h, w, c). h and w are None where the input's size is free, c where it follows from such a size
 (a flatten); whatever is known must fit.

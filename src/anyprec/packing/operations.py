@@ -2,7 +2,8 @@
 
 torch breaks every spelling (module, function, method, operator) down to the few aten operations listed in OPERATIONS.
 Layout: the file's values are (N, H, W, C); a torch tensor's place is told by its rank, see steps.Size. To support an
-operation, add it to FORMAT.md section 3 and ARITHMETIC.md, the engine and the oracle first; here it is one function and one row.
+operation, add it to FORMAT.md section 3, ARITHMETIC.md, the engine and the oracle first; here it is one function and
+one row.
 """
 
 from __future__ import annotations

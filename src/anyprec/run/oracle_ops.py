@@ -176,7 +176,7 @@ QUAD_INPUT = (
 
 
 def conv_quads(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
-    """Four by four outputs at a time, by 49 products for each channel of two by two pixels: ARITHMETIC.md, section 4."""
+    """Toom-Cook, 4 x 4 outputs at a time, by 49 products per channel of 2 x 2 pixels: ARITHMETIC.md, section 4."""
     batch, out, inside = x.shape[0], w.shape[0], w.shape[3]
     (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (2, 2), pad, (1, 1))
     high, wide = -(-oh // 4), -(-ow // 4)
