@@ -1,4 +1,4 @@
-"""The command `anyprec VERB ...`: dispatch.py finds the verb; each verb is one file here, with its options and its output.
+"""The command `anyprec VERB ...`: dispatch.py finds the verb. Each verb is one file here: its options and its output.
 
 A verb's file imports at its top only what is quick to import, never torch: `anyprec VERB --help` is answered at once.
 """
