@@ -110,6 +110,10 @@ class InputError(AnyprecError):
     """Images (or their layout, type or size) that a packed model cannot take."""
 
 
+class ModelClosed(AnyprecError):
+    """A packed model that is used after its `close()`, or after its `with` block."""
+
+
 class Cancelled(AnyprecError):
     """A run that ended before it was done: its CancelToken was cancelled, or its time was up."""
 

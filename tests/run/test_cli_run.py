@@ -360,7 +360,7 @@ def test_which_bits(model):
         (["--top", "0"], "--top 0 is too few"),
         (["--out", "y.txt"], "--out y.txt: give a file .npy in a folder that is there"),
         (["--out", "no/such/y.npy"], "give a file .npy in a folder that is there"),
-        (["--layout", "NCHW"], "x.npy: an input of 2 images of 8 x 1 pixels is not what the model takes"),
+        (["--layout", "NCHW"], "x.npy: input has shape (2, 8, 8, 1), which is not layout='NCHW'"),
         (["--layout", "CHW"], "argument --layout: invalid choice: 'CHW'"),
         (["--dataset", "digits"], "got both images ("),
         (["--limit", "3"], "--limit goes with --dataset NAME, not with images; leave it out"),

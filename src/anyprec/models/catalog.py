@@ -11,12 +11,13 @@ import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from anyprec.errors import AnyprecError, UnknownModel
+from anyprec.errors import AnyprecError, NotAModelFile, UnknownModel
 
 FOLDER = Path(__file__).parent
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -115,6 +116,7 @@ def find(given: str | Path) -> str | Path:
     What looks like a path and does not exist is given back as it is: whoever opens it says what is wrong.
     """
     text = os.fsdecode(given)
+    check_packed(text)
     if not LIKE_A_NAME.fullmatch(text) or os.path.lexists(text):
         return given
     shipped = FOLDER / f"{text}.apm"
@@ -126,6 +128,22 @@ def find(given: str | Path) -> str | Path:
     if not path.is_file():
         raise UnknownModel(f"{text} is not in the package and not downloaded yet; run: anyprec models --fetch {text}")
     return path
+
+
+def check_packed(path: str) -> None:
+    """A checkpoint is a ZIP archive, as torch.save writes it; a run's folder has one in it. Neither is packed yet."""
+    checkpoint = os.path.join(path, "model.pt") if os.path.isdir(path) else path
+    try:
+        if not os.path.isfile(checkpoint):
+            return
+        with open(checkpoint, "rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return
+    except OSError:  # whoever opens it says what is wrong
+        return
+    raise NotAModelFile(
+        f"{path}: this is a checkpoint, not packed yet; pack it first: anyprec pack {shlex.quote(path)} --out net.apm"
+    )
 
 
 def place(found: Card) -> Path:
