@@ -11,11 +11,12 @@ from torch import nn
 from anyprec.data import batches as batches_of
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer, best_range
 from anyprec.nn.calibrate import calibrate, trained_widths
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm2d
-from anyprec.nn.quantizers import ActQuantizer, Nested, best_range
+from anyprec.nn.quantizers import Nested
 from anyprec.nn.switching import any_layers, bits, set_bits, state_of, switch_norms, widths_of
 from anyprec.training.joint import joint_step
 from anyprec.widths import Profile

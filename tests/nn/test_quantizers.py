@@ -14,17 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits
-from anyprec.nn.quantizers import (
-    QUANTIZERS,
-    ActQuantizer,
-    Lsq,
-    best_range,
-    kurtosis_penalty,
-    make_quantizer,
-    nearest_width,
-    sample,
-    set_sign_window,
-)
+from anyprec.nn.act_quantizer import ActQuantizer, best_range, sample
+from anyprec.nn.quantizers import QUANTIZERS, Lsq, kurtosis_penalty, make_quantizer, set_sign_window
+from anyprec.nn.width_tables import nearest_width
 
 NAMES = sorted(QUANTIZERS)
 NESTING = sorted(name for name in NAMES if QUANTIZERS[name].nests)

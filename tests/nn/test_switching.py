@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 import anyprec
 from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm2d
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.quantizers import make_quantizer
 from anyprec.nn.switching import (
     any_layers,
     apply_plan,

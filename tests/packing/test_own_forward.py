@@ -11,11 +11,12 @@ from torch.nn.utils import parametrizations
 
 import anyprec
 from anyprec.errors import AnyprecError, UnsupportedOperation, VerificationFailed
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.plain import as_float
-from anyprec.nn.quantizers import ActQuantizer, Nested
+from anyprec.nn.quantizers import Nested
 from anyprec.nn.switching import any_layers, bits
 from anyprec.packing.packing import make_graph, pack
 

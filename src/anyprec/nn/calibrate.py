@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
-from anyprec.nn.layers import AnyActivation, AnyLayer, quantize_once
+from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.layers import AnyActivation, AnyLayer, normalize_weights_once
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.observe import (
     Call,
@@ -31,8 +32,9 @@ from anyprec.nn.observe import (
     run,
     undisturbed,
 )
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer, nearest_width
+from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.nn.switching import _check_plan, any_layers, apply_plan, set_bits, switch_norms, widths_of
+from anyprec.nn.width_tables import nearest_width
 from anyprec.progress import Progress
 from anyprec.widths import FLOAT, Profile, check_widths
 
@@ -305,7 +307,7 @@ def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call
         table.reset_running_stats()
         table.momentum = None  # torch's way to say: the average of all batches
     try:
-        with undisturbed(model, tables), quantize_once(model):
+        with undisturbed(model, tables), normalize_weights_once(model):
             for number, call in enumerate(calls):
                 for target in targets:
                     target.apply(model)

@@ -31,6 +31,7 @@ from anyprec.nn.norms import (
 )
 from anyprec.nn.observe import InputQuantizer, fit_range, observe, run, undisturbed
 from anyprec.nn.quantizers import make_quantizer
+from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, link_norms, set_bits
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, check_widths
 
@@ -115,6 +116,8 @@ def convert(
     link_norms(model, [trace.names[m] for m in trace.order] if trace.call is not None else None)
     set_bits(model, widths[-1])
     model.conversion = report  # type: ignore[assignment]
+    if isinstance(model, SplitNetwork):
+        model.shares_stem = False
     return model
 
 

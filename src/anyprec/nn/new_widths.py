@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyprec.nn.act_quantizer import best_range
 from anyprec.nn.calibrate import estimate_norms
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.observe import Seen
-from anyprec.nn.quantizers import best_range
 from anyprec.nn.switching import any_layers, bits, switch_norms
 from anyprec.training.checkpoint import restore
 from anyprec.widths import FLOAT

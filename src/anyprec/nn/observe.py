@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
-from anyprec.nn.quantizers import ActQuantizer, sample
+from anyprec.nn.act_quantizer import ActQuantizer, sample
 from anyprec.nn.switching import _restore, state_of
 from anyprec.widths import FLOAT
 
@@ -115,7 +115,7 @@ def undisturbed(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterato
     ]
     modes = [(module, module.training) for module in model.modules()]
     dice = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_dice = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cuda_dice = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     # The flag alone: `train()` and `eval()` reach all below, and some networks override them.
     for module in model.modules():
         module.training = module in tables

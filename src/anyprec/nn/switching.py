@@ -13,9 +13,10 @@ from difflib import get_close_matches
 from torch import nn
 
 from anyprec.errors import AnyprecError, UncalibratedBits, UnknownLayer
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer
+from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, LayerBits, Profile, check_bits, check_layer_bits, split_bits
 
 Setting = int | Mapping[str, LayerBits] | Profile

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
-from anyprec.nn.quantizers import QUANTIZERS, ActQuantizer, Nested, WeightQuantizer
+from anyprec.nn.quantizers import QUANTIZERS, WeightQuantizer
 from anyprec.nn.switching import Setting, bits
 from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
 from anyprec.packing.operations import SUPPORTED
@@ -311,12 +312,14 @@ def weight_step(layer: AnyLayer, k: int) -> float:
 
 
 def grid(quantizer: WeightQuantizer, k: int) -> int:
-    kind = same_methods(quantizer, QUANTIZERS.values(), WEIGHT_METHODS)
-    if kind is None:
+    """What the quantizer says of itself, as long as no method it says that of was replaced since."""
+    kind = next(kind for kind in type(quantizer).__mro__ if "grid" in vars(kind))
+    if kind is WeightQuantizer or own_method(quantizer, kind, WEIGHT_METHODS):
         raise UnsupportedOperation(
-            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
+            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use "
+            f"{', '.join(QUANTIZERS)}, or define `grid`, which says what its codes stand for"
         )
-    return 2**k if issubclass(kind, Nested) else 2**k - 1
+    return quantizer.grid(k)
 
 
 def same_methods(module: nn.Module, kinds: Iterable[type[nn.Module]], methods: Sequence[str]) -> type[nn.Module] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 from anyprec.zoo.resnet import scaled
 
 # (expansion, channels, blocks, stride): table 2 of the MobileNetV2 paper. For 32x32 images the stem and the
@@ -56,10 +56,11 @@ class InvertedBlock(nn.Module):
         y = self.conv0(self.act0(self.norm0(x))) if self.up else x
         y = self.conv1(self.act1(self.norm1(y)))
         y = self.conv2(self.act2(self.norm2(y)))
-        return x + y if self.identity else y
+        answer: Tensor = x + y if self.identity else y
+        return answer
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(ZooNetwork):
     """`multiplier` multiplies all channels, rounded to multiples of 8. group_size=1 is depth-wise again."""
 
     def __init__(
@@ -85,16 +86,15 @@ class MobileNetV2(nn.Module):
         self.fc = nn.Linear(last, num_classes)
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.conv0(x)
+        y: Tensor = self.conv0(x)
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         for block in self.blocks:
             z = block(z)
         z = self.conv1(self.act0(self.norm0(z)))
-        return self.fc(self.act1(self.norm1(z)).mean(dim=(2, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.act1(self.norm1(z)).mean(dim=(2, 3)))
+        return y
 
 
 def of_eight(channels: int, multiplier: float) -> int:

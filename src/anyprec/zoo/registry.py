@@ -1,4 +1,4 @@
-"""The list of networks, ZOO, and `build`, which turns a name and options into a model. Called by train/.
+"""The list of networks, ZOO, and `build`, which turns a name and options into a model. Called by training/.
 
 Strings become objects here and nowhere else in the zoo. A built model knows how to be built again: `zoo_name`
 and `zoo_options` (plain JSON values) go into checkpoints; `build(m.zoo_name, **m.zoo_options)` is its like.
@@ -7,7 +7,7 @@ and `zoo_options` (plain JSON values) go into checkpoints; `build(m.zoo_name, **
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -21,7 +21,7 @@ from anyprec.zoo.alexnet import AlexNet
 from anyprec.zoo.cnn8 import Cnn8
 from anyprec.zoo.deeplab import DeepLabResNet18, DeepLabResNet50, DeepLabSmall
 from anyprec.zoo.mobilenet import MobileNetV2
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 from anyprec.zoo.resnet import CifarResNet, ResNet18, ResNet50
 from anyprec.zoo.resnet_he import HeResNet
 from anyprec.zoo.vgg import SpeedVgg
@@ -31,7 +31,7 @@ from anyprec.zoo.vgg import SpeedVgg
 class Entry:
     """One network: its class, what it is, the images it is made for and its row in the paper's Table 1."""
 
-    network: type[nn.Module]
+    network: type[ZooNetwork]
     about: str
     shape: tuple[int, int, int]  # (H, W, C)
     row: str | None = None
@@ -95,7 +95,7 @@ def build(
     scale: str = "learned",
     in_channels: int = 3,
     **options: Any,
-) -> nn.Module:
+) -> ZooNetwork:
     """A new, untrained network at its widest width. `options` are those of `ZOO[name].options()`."""
     if name not in ZOO:
         near = get_close_matches(str(name), ZOO, n=1, cutoff=0.4)
@@ -110,7 +110,8 @@ def build(
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise AnyprecError(f"{what}={count!r} is not a count; give a whole number of at least 1")
     widths = check_widths(widths)
-    model = entry.network(Parts(widths, quantizer, scale), num_classes, in_channels, **entry.fixed, **options)
+    make: Callable[..., ZooNetwork] = entry.network  # each has its own options
+    model = make(Parts(widths, quantizer, scale), num_classes, in_channels, **entry.fixed, **options)
     for layer in any_layers(model).values():
         layer.quantizer.fit(layer.weight, widths)
     link_norms(model, run_order(model))
@@ -119,10 +120,8 @@ def build(
         "widths": widths, "num_classes": num_classes, "quantizer": quantizer, "scale": scale,
         "in_channels": in_channels, **options,
     }  # fmt: skip
-    model.zoo_name = name  # type: ignore[assignment]
-    model.zoo_options = {  # type: ignore[assignment]
-        key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()
-    }
+    model.zoo_name = name
+    model.zoo_options = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
     return model
 
 
