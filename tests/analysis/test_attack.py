@@ -110,7 +110,8 @@ def test_pixels_stay_between_black_and_white(linear):
 
 def test_straight_through_at_one_bit():
     """Inputs are rounded to 0 and 1 there: the true gradient would be zero, and the attack would do nothing."""
-    from anyprec.nn.quantizers import ActQuantizer, Nested
+    from anyprec.nn.act_quantizer import ActQuantizer
+    from anyprec.nn.quantizers import Nested
 
     model = Linear([[0.0, 2.0], [1.0, -1.0]])
     model.fc = AnyLinear(2, 2, bias=False, quantizer=Nested((1, 32)), act=ActQuantizer())

@@ -18,8 +18,9 @@ from anyprec.analysis.compliance import (
     width_gradients,
 )
 from anyprec.errors import AnyprecError, CheckpointError, RecipeError
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLinear
-from anyprec.nn.quantizers import ActQuantizer, Nested
+from anyprec.nn.quantizers import Nested
 from anyprec.nn.switching import set_bits
 from anyprec.training.checkpoint import load_state
 from anyprec.training.joint import LOSSES, joint_step

@@ -83,7 +83,7 @@ def test_a_copy_needs_no_file_and_a_pickle_does(net, path):
 def test_a_pickle_of_a_file_that_was_replaced(path):
     kept = pickle.dumps(anyprec.load(path))
     shutil.copy(anyprec.load("cifar10-vgg-small")._source.name, path)
-    with pytest.raises(ModelFileError, match="mine.apm is another model than when this one was pickled"):
+    with pytest.raises(ModelFileError, match=r"mine\.apm is another model than when this one was pickled"):
         pickle.loads(kept)
 
 

@@ -62,7 +62,7 @@ def width_gradients(
     *,
     loss: str = "recursive",
     label_weight: float = 0.5,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Gradients:
     """What each width alone would contribute to a joint step on this batch. The model is left as it was."""
     if loss not in LOSSES:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLayer
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.observe import calls_of, undisturbed
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.quantizers import make_quantizer
 from anyprec.nn.switching import any_layers, set_bits, switch_norms, widths_of
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
 

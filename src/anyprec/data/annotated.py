@@ -9,7 +9,7 @@ from __future__ import annotations
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from anyprec.data.folder import SUFFIXES
@@ -75,7 +75,7 @@ def find_samples(root: Path, split: str, folders: Sequence[str], archive: str, l
     raise DataError(f"{found[0]} has no folder {' or '.join(names)}; expected {layout}")
 
 
-def match(images: dict[str, Path] | dict[str, bytes], masks: dict[str, Path] | dict[str, bytes], what: str) -> list:
+def match(images: Mapping[str, Path | bytes], masks: Mapping[str, Path | bytes], what: str) -> list[Sample]:
     """Samples in the order of their names, each image with the mask of its name."""
     if not images:
         raise DataError(f"{what} has no images ({' '.join(SUFFIXES)}); add some")

@@ -157,7 +157,8 @@ class MaskData:
                 f"{self.name}: the mask of {sample.name} has label {odd}; allowed are 0..{len(self.classes) - 1} and "
                 f"{', '.join(map(str, self.void))} for no class"
             )
-        return found.astype(np.uint8)
+        made: Pixels = found.astype(np.uint8)
+        return made
 
 
 def decode_image(sample: Sample) -> Pixels:

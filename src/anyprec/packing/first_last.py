@@ -82,7 +82,8 @@ def edge_layers(trace: Trace) -> list[Step]:
 
 
 def fits(weight: Tensor) -> bool:
-    return weight[0].numel() * FIXED_LEVELS**2 < SUM_LIMIT
+    made: bool = weight[0].numel() * FIXED_LEVELS**2 < SUM_LIMIT
+    return made
 
 
 def source_of(value: str, steps: dict[str, Step]) -> str:

@@ -27,7 +27,7 @@ SUPPORTED = (
 
 def title(func: Any) -> str:
     """aten.relu_.default -> 'relu'."""
-    return func._schema.name.split("::")[-1].rstrip("_")
+    return str(func._schema.name).split("::")[-1].rstrip("_")
 
 
 class Call:
@@ -48,7 +48,8 @@ class Call:
     @property
     def x(self) -> Tensor:
         """The first argument, whatever its schema calls it."""
-        return self.given[self.first]
+        first: Tensor = self.given[self.first]
+        return first
 
     def constant(self, argument: str) -> Tensor | None:
         item = self.given.get(argument)
@@ -189,13 +190,12 @@ def negative(call: Call) -> str:
 
 def clip(call: Call) -> str:
     """relu, clamp and hardtanh (ReLU6 is one)."""
-    low, high = {
-        "relu": lambda: (0.0, None),
-        "clamp": lambda: (call["min"], call["max"]),
-        "clamp_min": lambda: (call["min"], None),
-        "clamp_max": lambda: (None, call["max"]),
-        "hardtanh": lambda: (call["min_val"], call["max_val"]),
-    }[call.name]()
+    names = {"clamp": ("min", "max"), "clamp_min": ("min", None), "clamp_max": (None, "max"),
+             "hardtanh": ("min_val", "max_val")}  # fmt: skip
+    low: Any = 0.0
+    high: Any = None
+    if call.name != "relu":
+        low, high = (None if name is None else call[name] for name in names[call.name])
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         raise Refused("its bounds are tensors; plain numbers have an operation")
     bounds = torch.tensor([-math.inf if low is None else low, math.inf if high is None else high], dtype=torch.float64)

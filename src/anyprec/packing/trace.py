@@ -52,11 +52,11 @@ class Unusable:
     why: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every tensor operation while it is active; `values` says which step made a tensor."""
 
     def __init__(self, model: nn.Module, watched: Collection[str] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ranges = {name: (inf, -inf) for name in watched}  # least and largest number of these values so far
         self.paths = paths_of(model)
         self.within: list[nn.Module] = []  # the modules being called, innermost last
@@ -136,7 +136,8 @@ class Recorder(TorchDispatchMode):
 
     def value_of(self, tensor: Tensor) -> str | Unusable | None:
         if tensor in self.values:
-            return self.values[tensor]
+            known: str | Unusable = self.values[tensor]
+            return known
         if self.written and tensor.untyped_storage().data_ptr() in self.written:
             return Unusable("a value is written into a part of a constant; write it with torch.cat or F.pad instead")
         return None

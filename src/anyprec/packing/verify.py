@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from anyprec.errors import InputError, VerificationFailed
 from anyprec.format.graph import Graph
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.observe import run, undisturbed
-from anyprec.nn.quantizers import ActQuantizer
 from anyprec.nn.switching import Setting, bits, setting_name
 from anyprec.packing.answers import Answers, Apart, open_answers
 from anyprec.packing.images import SEED, noise
@@ -84,7 +84,7 @@ class Check:
 # --- The module, led along the file -----------------------------------------------------------------------
 
 
-class Follower(Recorder):
+class Follower(Recorder):  # type: ignore[no-untyped-call]
     """Records a run as trace.py does, and puts the file's value in the place of each quantizer's, once compared."""
 
     def __init__(self, model: nn.Module, plan: Plan, row: int, values: Mapping[str, np.ndarray]) -> None:
@@ -106,7 +106,7 @@ class Follower(Recorder):
             return forward
 
         def followed(y: Tensor, width: int) -> Tensor:
-            out = forward(y, width)
+            out: Tensor = forward(y, width)
             if not self.in_leaf or not isinstance(self.leaf_value, str):
                 return out
             step = self.ahead()

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, UncalibratedBits, UnsupportedOperation
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLayer
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer
+from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.nn.switching import any_layers, widths_of
 from anyprec.post_training.channels import QUOTAS, Statistics, allocate, clip_range, correct, snap
 from anyprec.post_training.clipping import check_prior
@@ -94,7 +95,7 @@ class ChannelWeights(WeightQuantizer):
         """(out, all weights of that output channel)"""
         if not self.groups:
             return w.flatten(1)
-        split = w.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (groups, out / groups, in / groups, ...)
+        split = w.reshape(self.groups, -1, *w.shape[1:]).transpose(1, 2)  # (groups, out / groups, in / groups, ...)
         return split.flatten(0, 1).flatten(1)
 
     def _whole(self, rows: Tensor, w: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Statistics:
 
     def scale(self, prior: str, half: bool) -> Tensor:
         """b of prior "laplace", sigma of "gauss"; (C,)"""
-        _, apart, squares, above, above_squares, number = self.sums
+        _, apart, squares, above, above_squares, number = self.sums.unbind()
         if half:
             number = number.clamp_min(1)
             return above / number if prior == "laplace" else (above_squares / number).sqrt()

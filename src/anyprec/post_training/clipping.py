@@ -26,7 +26,7 @@ def gauss_error(clip: float, bits: int) -> float:
 
 def rounding_error(clip: float, bits: int) -> float:
     """step^2 / 12 for 2^bits steps over [-clip, clip]."""
-    return (2 * clip / 2**bits) ** 2 / 12
+    return float((2 * clip / 2**bits) ** 2 / 12)
 
 
 def density(z: float) -> float:

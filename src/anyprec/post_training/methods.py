@@ -145,7 +145,7 @@ def run_float(model: nn.Module, calls: Sequence[Call], progress: bool) -> None:
 
 def remember(model: nn.Module, net: nn.Module, options: dict[str, Any]) -> None:
     """A network of the zoo is saved with all that `load_model` needs to make its like: built, made float, converted."""
-    if not hasattr(net, "zoo_name"):
+    if getattr(net, "zoo_name", None) is None:
         return
     changed = any_layers(model)
     kept = [name for name, module in model.named_modules() if kind_of(module) and name not in changed]

@@ -124,7 +124,7 @@ class PackedModel:
         return self._opened
 
     def close(self) -> None:
-        """Give the model's memory back. Calls that other threads have begun end as usual; new ones raise ModelClosed."""
+        """Give the memory back. Calls that other threads have begun end as usual; new ones raise ModelClosed."""
         self._opened = None
 
     @property

@@ -113,7 +113,8 @@ def _clip(run: Run, op: Op) -> np.ndarray:
 def _add(run: Run, op: Op) -> np.ndarray:
     x, y = run.float_in(op, 0), run.float_in(op, 1)
     assert x.shape == y.shape, f"add {op.name}: {x.shape} and {y.shape}"
-    return x + y
+    made: np.ndarray = x + y
+    return made
 
 
 def _concat(run: Run, op: Op) -> np.ndarray:

@@ -95,7 +95,8 @@ def pixels(model: PackedModel, item: Any, layout: str | None) -> Array:
             return pixels(model, open_array(path), layout)
         if not path.is_file():
             raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no file'}; {WANTED}")
-        return image_file(path, model, None)[0]
+        made: Array = image_file(path, model, None)[0]
+        return made
     if is_picture(item):
         return picture_pixels(preprocessing_for(model, None), item)
     array = as_array(item)

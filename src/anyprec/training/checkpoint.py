@@ -213,7 +213,7 @@ def rebuilt(record: dict[str, Any], path: str | Path) -> nn.Module:
     from anyprec.zoo import build
 
     try:
-        model = build(record["net"], **record["net_options"])
+        model: nn.Module = build(record["net"], **record["net_options"])
         if conversion := record.get("conversion"):
             model = convert(as_float(model), **conversion)
             model.zoo_name, model.zoo_options = record["net"], record["net_options"]

@@ -57,7 +57,7 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
     if recipe.schedule == "poly":
-        return recipe.lr * (1 - done) ** recipe.power
+        return float(recipe.lr * (1 - done) ** recipe.power)
     if recipe.schedule in ("triangle", "one-cycle"):
         return recipe.lr * _up_and_down(recipe, step / max(recipe.epochs * steps - 1, 1))
     return recipe.lr

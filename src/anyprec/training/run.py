@@ -26,23 +26,24 @@ from anyprec.data.augment import find_augment
 from anyprec.data.catalog import Data, hold_out, some_of
 from anyprec.errors import CheckpointError, Diverged, RecipeError
 from anyprec.files import append_line, cannot_write, locked, make_folder
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.calibrate import calibrate, estimate_norms
 from anyprec.nn.new_widths import fit_widths, load_widths
 from anyprec.nn.norms import sync_norms
-from anyprec.nn.quantizers import ActQuantizer, kurtosis_penalty, set_sign_window
+from anyprec.nn.quantizers import kurtosis_penalty, set_sign_window
+from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
 from anyprec.training.average import Average
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
-from anyprec.training.joint import choose_widths, is_split, joint_step
+from anyprec.training.joint import choose_widths, joint_step, shares_stem
 from anyprec.training.optimizers import OPTIMIZERS, learning_rate, parameter_groups
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
 from anyprec.widths import FLOAT
 
-STEM_IMAGES = 5000  # enough for the covariance of a patch: 12 numbers, nearly a thousand patches an image
 NORM_BATCHES = 16  # for the norm statistics of averaged weights
 
 
@@ -197,7 +198,7 @@ class Run:
         scaled: Callable[[torch.Tensor], Any] = torch.Tensor.backward
         if self.scaler is not None:
             scaler = self.scaler
-            scaled = lambda value: scaler.scale(value).backward()  # noqa: E731
+            scaled = lambda value: torch.autograd.backward(scaler.scale(value))  # noqa: E731
         count = self._labeled(y)
         results = joint_step(
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
@@ -236,7 +237,7 @@ class Run:
             count /= self.processes.world
         return max(count.item(), 1.0)
 
-    def _autocast(self) -> AbstractContextManager:
+    def _autocast(self) -> AbstractContextManager[Any]:
         if self.recipe.amp == "off":
             return nullcontext()
         kind = torch.bfloat16 if self.recipe.amp == "bf16" else torch.float16
@@ -298,16 +299,16 @@ class Run:
     def _compile(self) -> None:
         # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        part = "body" if is_split(self.model) else "forward"
+        part = "body" if shares_stem(self.model) else "forward"
         setattr(self.model, part, torch.compile(getattr(self.model, part), dynamic=False))
 
     def _fit_stem(self) -> None:
         """A stem that whitens is made from training images; with `init`, it came with the other weights."""
-        fit = getattr(self.model, "fit_whitening", None)
-        if fit is not None and not self.recipe.init:
-            count = min(STEM_IMAGES, len(self.train_data))
+        model = self.model
+        if isinstance(model, SplitNetwork) and model.stem_images and not self.recipe.init:
+            count = min(model.stem_images, len(self.train_data))
             source = batches(self.train_data, count, augment=eval_augment(self.recipe.augment), prefetch=0)
-            fit(to_tensor(next(source)[0], self.processes.device))
+            model.fit_stem(to_tensor(next(source)[0], self.processes.device))
 
     def _fit_ranges(self) -> None:
         """Networks whose activation ranges come from data get them from the first training batches."""
