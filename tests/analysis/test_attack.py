@@ -133,7 +133,7 @@ def test_epsilon_zero_changes_nothing(trained, digits):
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.floats(-1.75, 1.75, multiplier=32), min_size=4, max_size=40),
+    st.lists(st.floats(-1.75, 1.75, width=32), min_size=4, max_size=40),
     st.floats(0, 0.5),
     st.sampled_from(["input", "pixel"]),
 )
