@@ -21,7 +21,7 @@ from pathlib import Path
 import graphs
 import numpy as np
 
-from anyprec.bench.race import Bench, Row, Wish, bench
+from anyprec.bench.race import Bench, RaceRow, Wish, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.cli.bench import rival_names, table
 from anyprec.format.file import write
@@ -43,11 +43,11 @@ WIDTHS = (1, 2, 4, 8, (8, 7))  # the last: 8-bit weights and 7-bit activations, 
 BROAD = 0.36  # deviation of weights as of our CIFAR-10 networks trained at 1 bit too; else the largest of a layer is 1
 NETS = {
     "resnet50": Net(lambda: graphs.resnet_graph(50, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain50"),
-    "resnet50-8bit-edges": Net(lambda: graphs.resnet_graph(50, edges="8bit"), rivals="plain50"),
+    "resnet50-8bit-edges": Net(lambda: graphs.resnet_graph(50, first_last="8bit"), rivals="plain50"),
     "resnet50-float-skips": Net(lambda: graphs.resnet_graph(50, "float"), rivals="plain50"),
     "resnet50-broad-weights": Net(lambda: graphs.resnet_graph(50, deviation=BROAD), rivals="plain50"),
     "resnet18": Net(lambda: graphs.resnet_graph(18, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain18"),
-    "resnet18-8bit-edges": Net(lambda: graphs.resnet_graph(18, edges="8bit"), rivals="plain18"),
+    "resnet18-8bit-edges": Net(lambda: graphs.resnet_graph(18, first_last="8bit"), rivals="plain18"),
     "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
     "resnet18-broad-weights": Net(lambda: graphs.resnet_graph(18, deviation=BROAD), rivals="plain18"),
     "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),
@@ -143,7 +143,7 @@ def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
 
 def save(path: Path, results: dict[str, Bench]) -> None:
     """Rows of networks that were not measured now stay as they are."""
-    columns = ["net", "size", *(field.name for field in fields(Row))]
+    columns = ["net", "size", *(field.name for field in fields(RaceRow))]
     kept: list[dict[str, str]] = []
     if path.exists():
         with open(path, newline="") as file:

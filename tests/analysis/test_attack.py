@@ -14,7 +14,7 @@ from anyprec.analysis.attack import (
     ALL,
     RANDOM,
     Attack,
-    Limits,
+    PixelBounds,
     attack_dedicated,
     attack_matrix,
     input_gradient,
@@ -140,7 +140,7 @@ def test_epsilon_zero_changes_nothing(trained, digits):
 def test_limits_are_exact(values, epsilon, scale):
     """Not even the rounding of x + epsilon goes beyond: differences are taken in double precision."""
     x = torch.tensor(values).view(-1, 1, 1, 1)
-    limits = Limits(Attack(epsilon=epsilon, scale=scale), (0.5,), (0.25,))
+    limits = PixelBounds(Attack(epsilon=epsilon, scale=scale), (0.5,), (0.25,))
     low, high = limits.around(x)
     most = epsilon / (0.25 if scale == "pixel" else 1)
     assert (x.double() - low.double()).max() <= most and (high.double() - x.double()).max() <= most

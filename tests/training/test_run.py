@@ -77,14 +77,14 @@ def test_seed_matters(finished, tmp_path):
 
 def train_in_two_parts(recipe, out, monkeypatch, stop_at):
     """Interrupted before step number `stop_at`, then resumed."""
-    step, count = run_module.Run._step, iter(range(100))
+    step, count = run_module.TrainingRun._step, iter(range(100))
 
     def stopping(self, *args):
         if next(count) == stop_at:
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(run_module.Run, "_step", stopping)
+    monkeypatch.setattr(run_module.TrainingRun, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(recipe, out, progress=False)
     monkeypatch.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 
 from anyprec.cli.evaluate import model_file
 from anyprec.data import DATASETS, batches, load_data, preprocessing_of
-from anyprec.data.catalog import some_of
+from anyprec.data.catalog import balanced_subset
 from anyprec.data.masks import MaskData
 from anyprec.errors import AnyprecError, DataError
-from anyprec.packing.first_last import EDGES
+from anyprec.packing.first_last import FIRST_LAST
 from anyprec.packing.images import IMAGES, image_noise
 from anyprec.packing.packing import pack
 from anyprec.preprocessing import Preprocessing
@@ -25,7 +26,15 @@ from anyprec.widths import FLOAT, Profile, parse_widths
 from anyprec.zoo import ZOO
 
 SEGMENTED = 129  # such networks take any size: what is enough to see that saves seconds over 513
-EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
+RANGE_IMAGES = 128  # looked at for the ranges of --first-last 8bit
+
+
+class _Renamed(argparse.Action):
+    """--edges, as --first-last was called once."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        print("anyprec: note: --edges is called --first-last now", file=sys.stderr)
+        setattr(namespace, self.dest, values)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="append", default=[], metavar="FILE", help="also this mixed profile (JSON)")
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line (default: the data set's)")
     parser.add_argument("--dataset", help="name of the data set it is for (default: the one of the model's recipe)")
-    parser.add_argument("--edges", choices=EDGES, default="float", help="first and last layers (default: float)")
     parser.add_argument(
-        "--data", metavar="DIR", help="folder of the data set: for --edges 8bit, and for checkpoints without sizes"
+        "--first-last", choices=FIRST_LAST, default="float", help="first and last layers (default: float)"
+    )
+    parser.add_argument(
+        "--edges", dest="first_last", choices=FIRST_LAST, default=argparse.SUPPRESS, action=_Renamed,
+        help=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of the data set: for --first-last 8bit, and for checkpoints without sizes"
     )
     parser.add_argument(
         "--no-verify", action="store_true", help="do not compare the file with the network it was made of"
@@ -58,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     shape = (channels, *((height, width) if image is None or image.size is None else image.size))
     # Of the range it was trained on: enough to compare the file with it
     example = image_noise(IMAGES, shape, image.image if image else None)
-    if args.edges != "float":
+    if args.first_last != "float":
         example = training_images(dataset, args.data, record, image)
     widths = parse_widths(args.widths) if args.widths else None
     keep_float = args.float or (widths is not None and FLOAT in widths)
@@ -71,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
         profiles=[Profile.load(p) for p in args.profile],
         labels=read_labels(args.labels) if args.labels else labels,
         image=image,
-        accuracy=accuracies(record, keep_float, widths) if args.edges == "float" else None,
-        edges=args.edges,
+        accuracy=accuracies(record, keep_float, widths) if args.first_last == "float" else None,
+        first_last=args.first_last,
         verify=not args.no_verify,
     )
     print(json.dumps(report.to_dict()) if args.json else report)
@@ -96,15 +111,17 @@ def training_images(
 ) -> torch.Tensor:
     """(N, C, H, W) float32: what the network was trained on, for ranges."""
     if dataset is None:
-        raise DataError("--edges 8bit takes ranges from training images; name their data set with --dataset, --data")
+        raise DataError(
+            "--first-last 8bit takes ranges from training images; name their data set with --dataset, --data"
+        )
     recipe = record.get("extra", {}).get("recipe", {})
     augment = eval_augment(recipe.get("augment", DATASETS[dataset].augment))
     data = load_data(dataset, "train", folder)
     if isinstance(data, MaskData):  # photographs of any size: cut to one, as in training
-        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), EDGE_IMAGES // 4)
+        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), RANGE_IMAGES // 4)
         images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
         return to_tensor(images)
-    some = some_of(data, EDGE_IMAGES)
+    some = balanced_subset(data, RANGE_IMAGES)
     images, _ = next(iter(batches(some, len(some), augment=augment, preprocessing=image, prefetch=0)))
     return to_tensor(images)
 

@@ -27,7 +27,7 @@ from anyprec.post_training.aciq import mean_bits
 from anyprec.post_training.methods import METHODS, NESTING, check_method, integer_widths, ptq
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
-from anyprec.training.checkpoint import facts_of, load_model, load_state, save_model
+from anyprec.training.checkpoint import load_model, load_state, save_model, training_facts
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.processes import usable_device
 from anyprec.training.recipe import Recipe
@@ -167,9 +167,9 @@ def kept_facts(path: str, training: Data, test: Data, recipe: Recipe) -> dict[st
     try:
         record = load_state(file)
     except CheckpointError:  # a file of float weights
-        return facts_of(training, eval_augment(recipe.augment))
+        return training_facts(training, eval_augment(recipe.augment))
     how = preprocessing_for(file, test)
-    facts = facts_of(training, eval_augment(recipe.augment))
+    facts = training_facts(training, eval_augment(recipe.augment))
     check_fits(record, training)
     sized_as_trained(training, record, file)
     return facts if how is None else {"preprocessing": how.to_dict(), "classes": list(training.classes)}

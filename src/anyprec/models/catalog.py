@@ -38,7 +38,7 @@ class ProfileFacts:
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """The facts of one model. `training` holds its recipes (stages in order), seed, commit and core-hours."""
 
     name: str
@@ -74,7 +74,7 @@ class Card:
         return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Card:
+    def from_dict(cls, record: Mapping[str, Any]) -> ModelCard:
         known = {one.name for one in fields(cls)}
         if unknown := sorted(set(record) - known):
             raise ValueError(f"it has {unknown[0]!r}, which is not known")
@@ -88,12 +88,12 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json") if NAME.fullmatch(path.stem))
 
 
-def card(name: str) -> Card:
+def card(name: str) -> ModelCard:
     path = FOLDER / f"{name}.json"
     if not NAME.fullmatch(name) or not path.is_file():
         raise UnknownModel(f"no model is called {name!r}; {advice(name)}")
     try:
-        made = Card.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        made = ModelCard.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise AnyprecError(f"{path} is no card of a model ({error}); install anyprec again") from error
     return made
@@ -124,7 +124,7 @@ def find(given: str | Path) -> str | Path:
         return shipped
     if text not in names():
         raise UnknownModel(f"there is no file {text!r}, and no model has that name; {advice(text)}")
-    path = place(card(text))
+    path = model_path(card(text))
     if not path.is_file():
         raise UnknownModel(f"{text} is not in the package and not downloaded yet; run: anyprec models --fetch {text}")
     return path
@@ -146,7 +146,7 @@ def check_packed(path: str) -> None:
     )
 
 
-def place(found: Card) -> Path:
+def model_path(found: ModelCard) -> Path:
     """Where its model file is, or will be once it is fetched: in the package, or in the cache folder.
 
     There it has a folder named after its checksum, so that another version of a model is another file.
@@ -162,7 +162,7 @@ def place(found: Card) -> Path:
 def fetch(name: str) -> Path:
     """Download a model into the cache folder, unless it is here; its size and SHA-256 must be those of its card."""
     found = card(name)
-    path = place(found)
+    path = model_path(found)
     if found.url is None or path.parent == FOLDER:
         return path
     from anyprec.data import download

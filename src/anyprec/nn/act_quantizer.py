@@ -102,7 +102,7 @@ class ActQuantizer(nn.Module):
         return f"signed={self.signed}, clip={self.clip!r}, rectify={self.rectify}"
 
 
-def sample(y: Tensor, most: int = 16384) -> Tensor:
+def sample_values(y: Tensor, most: int = 16384) -> Tensor:
     """At most `most` values of y, drawn at random: enough for a range, small enough to keep for every layer.
 
     Not every n-th: where n divides the row length that would look at the same few pixels or features only.

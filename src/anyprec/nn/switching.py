@@ -67,7 +67,7 @@ def set_bits(model: nn.Module, bits: Setting) -> None:
 @contextmanager
 def bits(model: nn.Module, setting: Setting) -> Iterator[nn.Module]:
     """`with anyprec.bits(model, 2): ...`: the setting holds inside; what was set before comes back after."""
-    before = state_of(model)
+    before = bits_state(model)
     set_bits(model, setting)
     try:
         yield model
@@ -75,7 +75,7 @@ def bits(model: nn.Module, setting: Setting) -> Iterator[nn.Module]:
         _restore(before)
 
 
-def state_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, object]]]:
+def bits_state(model: nn.Module) -> list[tuple[nn.Module, dict[str, object]]]:
     """What is switched now, module by module: enough to switch back."""
     names = {AnyLayer: ("weight_bits", "act_bits"), AnyActivation: ("act_bits",), SwitchNorm: ("key",)}
     return [
@@ -168,12 +168,12 @@ def _set_profile(model: nn.Module, layers: dict[str, AnyLayer], profile: Profile
             f"profile {profile.name!r} has no norm tables yet; calibrate it first: "
             "anyprec.calibrate(model, loader, profiles=(profile,))"
         )
-    apply_plan(model, plan)
+    apply_layer_bits(model, plan)
     for norm in switch_norms(model).values():
         norm.key = profile.name
 
 
-def apply_plan(model: nn.Module, plan: Mapping[str, LayerBits]) -> None:
+def apply_layer_bits(model: nn.Module, plan: Mapping[str, LayerBits]) -> None:
     """The bits of a profile without its norms; `calibrate` makes those under this plan."""
     layers = any_layers(model)
     rest = max((k for k in widths_of(model) if k != FLOAT), default=8)

@@ -23,7 +23,7 @@ from torch import nn
 
 from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.data.augment import find_augment
-from anyprec.data.catalog import Data, hold_out, some_of
+from anyprec.data.catalog import Data, balanced_subset, hold_out
 from anyprec.errors import CheckpointError, Diverged, RecipeError
 from anyprec.files import append_line, cannot_write, locked, make_folder
 from anyprec.nn.act_quantizer import ActQuantizer
@@ -35,7 +35,7 @@ from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
-from anyprec.training.average import Average
+from anyprec.training.average import WeightAverage
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
 from anyprec.training.joint import choose_widths, joint_step, shares_stem
@@ -74,7 +74,7 @@ def train(
                 if processes.first:
                     clear_run(Path(out))
                 processes.wait_for_all()
-            return Run(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
+            return TrainingRun(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
     finally:
         processes.close()
 
@@ -89,7 +89,7 @@ def clear_run(out: Path) -> None:
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
 
 
-class Run:
+class TrainingRun:
     def __init__(
         self,
         recipe: Recipe,
@@ -122,7 +122,7 @@ class Run:
         set_sign_window(self.model, sign_window(recipe, 0.0))
         self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
-        self.average = Average(self.model, recipe.average) if recipe.average else None
+        self.average = WeightAverage(self.model, recipe.average) if recipe.average else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
         self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
         self.writer: Any = None  # of TensorBoard, from the first epoch on
@@ -146,7 +146,7 @@ class Run:
                     results = self._evaluate()
                 self._log(results)
                 if bar is not None and results:
-                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  {self.split} {one_line(results)}")
+                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  {self.split} {summary_line(results)}")
                 self._save()
         if not results:  # resumed after the last epoch
             results = self._evaluate()
@@ -154,7 +154,7 @@ class Run:
             extra = {
                 "recipe": self.recipe.to_dict(),
                 self.split: {str(k): v for k, v in results.items()},
-                **checkpoint.facts_of(self.train_data, eval_augment(self.recipe.augment)),
+                **checkpoint.training_facts(self.train_data, eval_augment(self.recipe.augment)),
             }
             with self._averaged():
                 checkpoint.save_model(self.model, self.out / "model.pt", extra)
@@ -256,7 +256,7 @@ class Run:
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
     def _build(self) -> nn.Module:
-        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening
+        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening_factor
 
         recipe, shape = self.recipe, self.train_data.shape
         options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
@@ -267,7 +267,7 @@ class Run:
                 load_backbone(model, recipe.init if record is None else record, recipe.init)
             elif record is None:
                 load_float(model, recipe.init)
-            elif widening(model, record["state_dict"]) != 1:
+            elif widening_factor(model, record["state_dict"]) != 1:
                 widen(model, record["state_dict"], recipe.init, seed=recipe.seed)
             elif set(recipe.widths) - set(record["widths"]):
                 load_widths(model, record["state_dict"], record["widths"], recipe.init)
@@ -450,7 +450,7 @@ def load_splits(recipe: Recipe, root: str | Path | None, download: bool = False)
         train_data = load_data(recipe.data, "train", root, download=download, limit=limit)
         return train_data, load_data(recipe.data, "test", root, download=download)
     rest, held_out = hold_out(load_data(recipe.data, "train", root, download=download), recipe.validation)
-    return (rest if limit is None else some_of(rest, limit)), held_out
+    return (rest if limit is None else balanced_subset(rest, limit)), held_out
 
 
 def sign_window(recipe: Recipe, done: float) -> float:
@@ -461,7 +461,7 @@ def sign_window(recipe: Recipe, done: float) -> float:
     return recipe.sign_window + done * (end - recipe.sign_window)
 
 
-def one_line(results: dict[int | str, dict[str, float]]) -> str:
+def summary_line(results: dict[int | str, dict[str, float]]) -> str:
     what = "miou" if all("miou" in values for values in results.values()) else "accuracy"
     figures = "  ".join(f"{'float' if k == FLOAT else k}: {v[what]:.2f}" for k, v in results.items())
     return f"{'mIoU' if what == 'miou' else what}  {figures}"

@@ -73,7 +73,7 @@ class DeepLab(ZooNetwork):
             dilation *= 2 if stage > 0 and not halves else 1
         self.norm = parts.norm(before)
         self.act = parts.act()
-        self.aspp = Pyramid(parts, before, pyramid, rates)
+        self.aspp = AtrousPyramid(parts, before, pyramid, rates)
         self.classifier = nn.Conv2d(pyramid, num_classes, 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -97,7 +97,7 @@ class DeepLab(ZooNetwork):
         return self.stem(images), lambda z: self.body(z, size)
 
 
-class Pyramid(nn.Module):
+class AtrousPyramid(nn.Module):
     """Atrous spatial pyramid pooling: a 1x1 convolution, dilated 3x3 ones, the mean of the image; then all mixed.
 
     Reads an activated input. The mean is taken behind its 1x1 convolution, where DeepLab has it before: both are

@@ -69,15 +69,15 @@ class MobileNetV2(ZooNetwork):
         super().__init__()
         if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
             raise AnyprecError(f"group_size={group_size!r} is not a number of channels; choose 1, 2, 4 or 8")
-        before = of_eight(32, multiplier)
+        before = multiple_of_eight(32, multiplier)
         self.conv0 = nn.Conv2d(in_channels, before, 3, padding=1, bias=False)
         self.blocks = nn.ModuleList()
         for expansion, channels, count, stride in STAGES:
             for i in range(count):
-                after = of_eight(channels, multiplier)
+                after = multiple_of_eight(channels, multiplier)
                 self.blocks.append(InvertedBlock(parts, before, after, expansion, stride if i == 0 else 1, group_size))
                 before = after
-        last = max(1280, of_eight(1280, multiplier))  # the original never narrows the last layer
+        last = max(1280, multiple_of_eight(1280, multiplier))  # the original never narrows the last layer
         self.norm0 = parts.norm(before)
         self.act0 = parts.act()
         self.conv1 = parts.conv(before, last, 1)
@@ -97,6 +97,6 @@ class MobileNetV2(ZooNetwork):
         return y
 
 
-def of_eight(channels: int, multiplier: float) -> int:
+def multiple_of_eight(channels: int, multiplier: float) -> int:
     """Channels under a channel multiplier, to the nearest multiple of 8: 160 at 0.35 -> 56."""
     return max(8, 8 * round(scaled(channels, multiplier) / 8))

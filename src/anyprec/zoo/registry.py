@@ -28,7 +28,7 @@ from anyprec.zoo.vgg import SpeedVgg
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """One network: its class, what it is, the images it is made for and its row in the paper's Table 1."""
 
     network: type[ZooNetwork]
@@ -48,39 +48,39 @@ class Entry:
 
 _CIFAR, _SVHN, _IMAGENET, _VOC = (32, 32, 3), (40, 40, 3), (224, 224, 3), (513, 513, 3)
 
-ZOO: dict[str, Entry] = {
-    "resnet8": Entry(
+ZOO: dict[str, ZooEntry] = {
+    "resnet8": ZooEntry(
         CifarResNet, "pre-activation ResNet-8, 16/32/64 channels", _CIFAR, "SVHN Resnet-8",
         {"blocks": (1, 1, 1)},
     ),
-    "resnet20": Entry(
+    "resnet20": ZooEntry(
         CifarResNet, "pre-activation ResNet-20, 16/32/64 channels", _CIFAR, None, {"blocks": (3, 3, 3)}
     ),
-    "resnet20x5": Entry(
+    "resnet20x5": ZooEntry(
         CifarResNet, "the paper's ResNet-20: five times as wide", _CIFAR, "Cifar-10 Resnet-20",
         {"blocks": (3, 3, 3), "multiplier": 5},
     ),
-    "resnet-cifar": Entry(CifarResNet, "pre-activation CIFAR ResNet of any depth (option blocks)", _CIFAR),
-    "alexnet": Entry(AlexNet, "AlexNet for 32x32 images, batch-normalized", _CIFAR, "Cifar-10 AlexNet"),
-    "mobilenetv2": Entry(
+    "resnet-cifar": ZooEntry(CifarResNet, "pre-activation CIFAR ResNet of any depth (option blocks)", _CIFAR),
+    "alexnet": ZooEntry(AlexNet, "AlexNet for 32x32 images, batch-normalized", _CIFAR, "Cifar-10 AlexNet"),
+    "mobilenetv2": ZooEntry(
         MobileNetV2, "pre-activation MobileNetV2, group for depth-wise convolutions", _CIFAR,
         "Cifar-10 MobileNetV2",
     ),
-    "cnn8": Entry(Cnn8, "CNN-8, model C of the DoReFa paper", _SVHN, "SVHN CNN-8"),
-    "resnet18": Entry(ResNet18, "pre-activation ResNet-18, basic blocks", _IMAGENET, "ImageNet Resnet-18"),
-    "resnet50": Entry(ResNet50, "pre-activation ResNet-50, bottlenecks", _IMAGENET, "ImageNet Resnet-50"),
-    "resnet20-he": Entry(HeResNet, "textbook ResNet-20, takes float weights", _CIFAR, None, {"depth": 20}),
-    "resnet56-he": Entry(HeResNet, "textbook ResNet-56, takes float weights", _CIFAR, None, {"depth": 56}),
-    "resnet-he": Entry(HeResNet, "textbook CIFAR ResNet of any depth (option depth)", _CIFAR),
-    "vgg-speed": Entry(SpeedVgg, "VGG with a whitening stem, 64/256/256 channels", _CIFAR),
-    "vgg-speed-small": Entry(
+    "cnn8": ZooEntry(Cnn8, "CNN-8, model C of the DoReFa paper", _SVHN, "SVHN CNN-8"),
+    "resnet18": ZooEntry(ResNet18, "pre-activation ResNet-18, basic blocks", _IMAGENET, "ImageNet Resnet-18"),
+    "resnet50": ZooEntry(ResNet50, "pre-activation ResNet-50, bottlenecks", _IMAGENET, "ImageNet Resnet-50"),
+    "resnet20-he": ZooEntry(HeResNet, "textbook ResNet-20, takes float weights", _CIFAR, None, {"depth": 20}),
+    "resnet56-he": ZooEntry(HeResNet, "textbook ResNet-56, takes float weights", _CIFAR, None, {"depth": 56}),
+    "resnet-he": ZooEntry(HeResNet, "textbook CIFAR ResNet of any depth (option depth)", _CIFAR),
+    "vgg-speed": ZooEntry(SpeedVgg, "VGG with a whitening stem, 64/256/256 channels", _CIFAR),
+    "vgg-speed-small": ZooEntry(
         SpeedVgg, "the same with 64/128/128 channels", _CIFAR, None, {"channels": (64, 128, 128)}
     ),
-    "deeplab-resnet50": Entry(
+    "deeplab-resnet50": ZooEntry(
         DeepLabResNet50, "DeepLab V3 on ResNet-50: the paper's Table 6", _VOC, task="segmentation"
     ),
-    "deeplab-resnet18": Entry(DeepLabResNet18, "DeepLab V3 on ResNet-18", _VOC, task="segmentation"),
-    "deeplab-small": Entry(
+    "deeplab-resnet18": ZooEntry(DeepLabResNet18, "DeepLab V3 on ResNet-18", _VOC, task="segmentation"),
+    "deeplab-small": ZooEntry(
         DeepLabSmall, "DeepLab V3 on a CIFAR ResNet, for small images", (180, 240, 3), task="segmentation"
     ),
 }  # fmt: skip
