@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyprec.choices import LOSSES
 from anyprec.errors import AnyprecError, CheckpointError, RecipeError
 from anyprec.files import append_line, locked, write_text
 from anyprec.nn.observe import preserve_state
 from anyprec.nn.switching import set_bits
 from anyprec.training.evaluate import to_tensor
-from anyprec.training.joint import LOSSES, next_teacher, width_loss
+from anyprec.training.joint import next_teacher, width_loss
 from anyprec.training.processes import Processes
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import TrainingRun, clear_run
@@ -60,7 +61,7 @@ def width_gradients(
     labels: Tensor,
     widths: Iterable[int],
     *,
-    loss: str = "recursive",
+    loss: str = "hard",
     label_weight: float = 0.5,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Gradients:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyprec import choices
 from anyprec.errors import AnyprecError, UncalibratedBits, UnsupportedOperation
 from anyprec.nn.gradients import scale_gradient, straight_through
 from anyprec.nn.width_tables import add_missing_entries, check_integer_width, nearest_width, width_table
@@ -34,8 +35,8 @@ class WeightQuantizer(nn.Module):
 
     def __init__(self, widths: Iterable[int], scale: str = "mean") -> None:
         super().__init__()
-        if scale not in ("mean", "learned"):
-            raise AnyprecError(f"scale={scale!r} is not known; choose 'mean' or 'learned'")
+        if scale not in choices.SCALES:
+            raise AnyprecError(f"scale={scale!r} is not known; choose {' or '.join(map(repr, choices.SCALES))}")
         self.scales = width_table(widths, 1.0, learned=True) if scale == "learned" else nn.ParameterDict()
         self.learned = scale == "learned"
 
@@ -203,7 +204,7 @@ class Lsq(Nested):
         super().fit(w, widths)
 
 
-QUANTIZERS: dict[str, type[WeightQuantizer]] = {"nested": Nested, "dorefa": DoReFa, "lsq": Lsq}
+QUANTIZERS: dict[str, type[WeightQuantizer]] = {name: globals()[kind] for name, kind in choices.QUANTIZERS.items()}
 
 
 def set_sign_window(model: nn.Module, window: float) -> None:

@@ -95,7 +95,7 @@ def lower(
 
 
 class Lowering:
-    """`at[p]` holds what the modules say of themselves when the model is set to profile p."""
+    """`layers` and `acts` hold what the modules say of themselves in each profile; `nodes` grows step by step."""
 
     def __init__(
         self, trace: NetworkTrace, model: nn.Module, settings: list[Setting], first_last: Mapping[str, ActivationGrid]

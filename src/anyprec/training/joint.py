@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyprec.choices import LOSSES
 from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
 from anyprec.nn.layers import normalize_weights_once
 from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import set_bits
-
-LOSSES = ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label")
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

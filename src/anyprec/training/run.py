@@ -39,7 +39,7 @@ from anyprec.training.average import WeightAverage
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
 from anyprec.training.joint import choose_widths, joint_step, shares_stem
-from anyprec.training.optimizers import OPTIMIZERS, learning_rate, parameter_groups
+from anyprec.training.optimizers import learning_rate, make_optimizer
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
 from anyprec.widths import FLOAT
@@ -120,7 +120,7 @@ class TrainingRun:
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
         set_sign_window(self.model, sign_window(recipe, 0.0))
-        self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
+        self.optimizer = make_optimizer(self.model, recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
         self.average = WeightAverage(self.model, recipe.average) if recipe.average else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
