@@ -54,10 +54,14 @@ def calibrate(
 ) -> None:
     """Make (or renew) what `widths` and `profiles` need to run: norm tables, learned scales, ranges.
 
-    `loader` gives unlabeled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is
-    read once, so a generator will do, and no further than `batches`; they are sent to `device` (the model's).
-    `ranges=True` fits anew the activation ranges that are there already.
-    The model's bits and modes stay as they are. If anything fails, the model is left as it was.
+    model: any-precision; its bits and modes stay as they are. If anything fails, it is left as it was.
+    loader: gives unlabeled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is read once,
+        so a generator will do.
+    widths, profiles: what to calibrate, uniform and mixed.
+    batches: reads no more of the loader than this; None reads all.
+    device: where batches are sent; by default the model's.
+    ranges: True fits anew the activation ranges that are there already.
+    progress: shows a progress line.
     """
     targets = _targets(model, widths, profiles)
     stream = calls_from_loader(model, loader, batches, device)

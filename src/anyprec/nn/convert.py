@@ -86,12 +86,15 @@ def convert(
     group_depthwise: int | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the Report.
+    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the ConversionReport.
 
-    `example` (a tensor, a tuple of arguments or a dict of keyword arguments) is run to learn the order in
-    which layers run, and the sign and range of their inputs; without it `calibrate` has to.
-    `keep` leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
-    `group_depthwise=8` makes depth-wise convolutions group convolutions of 8 channels a group.
+    widths: of 1..8, and 32 for float.
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, run to learn the order in which layers run,
+        and the sign and range of their inputs; without it `calibrate` has to.
+    quantizer: of the weights, "nested", "dorefa" or "lsq"; scale: of their codes, "learned" or "mean".
+    clip: where ranges of activations come from: "learned", "calibrated" or "fixed".
+    keep: leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
+    group_depthwise: 8 makes depth-wise convolutions group convolutions of 8 channels a group.
     """
     widths = check_widths(widths)
     _check(net, group_depthwise)

@@ -30,7 +30,7 @@ def setting_name(setting: Setting) -> str:
 
 
 def any_layers(model: nn.Module) -> dict[str, AnyLayer]:
-    """Name -> any-layer, in the order of definition."""
+    """The any-precision layers of `model`: name -> layer, in the order of definition."""
     return {name: m for name, m in model.named_modules() if isinstance(m, AnyLayer)}
 
 
@@ -52,7 +52,12 @@ def widths_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def set_bits(model: nn.Module, bits: Setting) -> None:
-    """Set the bits of a whole model (an int), of some layers (a dict), or a Profile."""
+    """Switch a model to other bits. Costs nothing: no weight is copied.
+
+    model: any-precision, changed in place.
+    bits: a width for the whole model; a dict of layer name -> width or (weight_bits, act_bits) for some layers; or a
+        calibrated Profile.
+    """
     layers = any_layers(model)
     if not layers:
         raise AnyprecError(f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert")

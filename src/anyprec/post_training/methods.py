@@ -57,11 +57,18 @@ def ptq(
 ) -> nn.Module:
     """A copy of `net` that runs at any of `widths`, and at 32 as before; it is set to the widest of them.
 
-    `net` is any float network, or an any-precision one, whose float half is taken. `loader` gives unlabeled training
-    batches as for `calibrate`, augmented as in training: norms calibrated on anything else cost points. No more than
-    `batches` are read; all are kept in memory. `example` (default: the first batch) and `keep` are those of `convert`.
-    `quantizer` is the grid of "bs" and "bc": "lsq", linear over all weights of a layer, or "nested", with tanh, as in
-    training. `aciq` chooses among the parts of that method.
+    net: any float network, or an any-precision one, whose float half is taken.
+    loader: gives unlabeled training batches as for `calibrate`, augmented as in training: norms calibrated on anything
+        else cost points.
+    method: "bs" shifts bits, "bc" also calibrates norms, "aciq" clips and gives bits channel by channel.
+    widths: of 1..8; 32 is always there.
+    example, keep: those of `convert`; the default example is the first batch.
+    batches: reads no more of the loader than this; all are kept in memory.
+    device: where batches are sent; by default the network's.
+    quantizer: the grid of "bs" and "bc": "lsq", linear over all weights of a layer, or "nested", with tanh, as in
+        training.
+    aciq: chooses among the parts of that method.
+    progress: shows a progress line.
     """
     check_method(method)
     wanted = integer_widths(widths)

@@ -127,8 +127,17 @@ def joint_step(
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers).
 
-    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing. Labels (N, H, W) are masks, and
-    answers then pixels; `count` is what their losses are divided by, the number of labeled pixels if it is not given.
+    The optimizer's `zero_grad` before and `step` after are the caller's.
+
+    model: any-precision, in training mode.
+    images, labels: one batch. Labels (N, H, W) are masks, and answers then pixels.
+    loss: what the narrower widths learn from: "hard" (labels), or one of anyprec.choices.LOSSES.
+    label_weight: the labels' share of the losses "recursive+label" and "wider+label".
+    label_smoothing: spreads this share of each label evenly over all classes.
+    width_weights: multiplies the loss of a width in the sum, 1 where it says nothing.
+    count: what losses of masks are divided by; by default the number of labeled pixels.
+    autocast: makes the context that forward passes run in, such as torch.autocast.
+    backward: takes each loss instead of its own `backward()`, such as one scaled by a GradScaler.
     """
     if loss not in LOSSES:
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")

@@ -61,8 +61,12 @@ def train(
 ) -> dict[int | str, dict[str, float]]:
     """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set, and "miou" of masks.
 
-    `model` is a network of your own, converted; without it the recipe's net is built. A folder that holds a run is
-    refused, unless `resume` goes on with that run or `overwrite` begins it anew.
+    out: gets model.pt, logs and checkpoints. A folder that holds a run is refused, unless `resume` goes on with that
+        run or `overwrite` begins it anew.
+    data_root: the folder of the data set; download: gets what is missing there.
+    device: such as "cpu" or "cuda:1"; by default what there is.
+    model: a network of your own, converted; without it the recipe's net is built.
+    progress: shows a progress line, and the results of each epoch.
     """
     processes = Processes(device)
     try:
