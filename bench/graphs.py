@@ -27,10 +27,10 @@ class Net:
     """A Graph in the making. Beside each float value it keeps an estimate of its channels, one a profile."""
 
     def __init__(
-        self, name: str, size: int | None, widths: Sequence[Width], seed: int, edges: str = "float",
+        self, name: str, size: int | None, widths: Sequence[Width], seed: int, first_last: str = "float",
         deviation: float | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.size, self.edges, self.deviation = name, size, edges, deviation
+        self.name, self.size, self.first_last, self.deviation = name, size, first_last, deviation
         pairs = [(k, k) for k in sorted(k for k in widths if isinstance(k, int))]
         pairs += [k for k in widths if not isinstance(k, int)]
         self.widths, self.acts = zip(*pairs, strict=True)  # a profile each
@@ -88,8 +88,8 @@ class Net:
         """With a weight that is float in every profile, and a table if `makes` says what follows, as above."""
         shape = (out, kernel, kernel, self.channels[x])
         values = self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
-        edges = self.edges if x == INPUT else "float"
-        source, steps = self._edge(name, x, values, INPUT_RANGE, True, edges)
+        first_last = self.first_last if x == INPUT else "float"
+        source, steps = self._fixed_layer(name, x, values, INPUT_RANGE, True, first_last)
         by_channel = values.astype(np.float64).sum((1, 2)), np.square(values, dtype=np.float64).sum((1, 2))
         estimates = [(by_channel[0] @ m, np.sqrt(by_channel[1] @ s**2)) for m, s in self.estimates[x]]
         if makes:
@@ -98,10 +98,10 @@ class Net:
             self.tables[name] = self._table(rows)
             estimates = [(m * a + b, s * np.abs(a)) for (m, s), (a, b) in zip(estimates, rows, strict=True)]
         self.estimates[name] = estimates
-        if edges == "8bit":
+        if first_last == "8bit":
             rows = rows if makes else [(np.ones(out), np.zeros(out)) for _ in self.widths]
             self.tables[name] = self._table([(a * step, b) for (a, b), step in zip(rows, steps, strict=True)])
-        return self._conv(name, source, shape, stride, 1, name in self.tables, signed=edges == "8bit")
+        return self._conv(name, source, shape, stride, 1, name in self.tables, signed=first_last == "8bit")
 
     def max_pool(self, name: str, x: str) -> str:
         # The largest of nine normal numbers is 1.5 deviations above their mean, and has 0.6 of their deviation.
@@ -126,20 +126,20 @@ class Net:
         pooled = self.op("pool", "adaptive_avg_pool", x, size=[1, 1])
         shape = (classes, 1, 1, self.channels[x])
         values = self.rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[3]))
-        source, steps = self._edge("fc", pooled, values, 1.0, False, self.edges)
+        source, steps = self._fixed_layer("fc", pooled, values, 1.0, False, self.first_last)
         bias = 0.1 * self.rng.standard_normal(classes)
         self.tables["fc"] = self._table([(row, bias) for row in steps])
         return self.op("fc", "linear", source, channels=classes, weight="fc", signed=False, affine=True)
 
-    def _edge(
-        self, name: str, x: str, values: np.ndarray, reach: float, signed: bool, edges: str
+    def _fixed_layer(
+        self, name: str, x: str, values: np.ndarray, reach: float, signed: bool, first_last: str
     ) -> tuple[str, np.ndarray]:
         """Makes a layer's weight. Gives what the layer reads and the steps its table needs, (P, out).
 
         At 8 bit the layer reads codes of x, which is in [-reach, reach], or [0, reach] if not signed.
         """
         ones = np.ones(len(values))
-        if edges == "float":
+        if first_last == "float":
             self.weights[name] = Weight(values.shape, values)
             return x, np.tile(ones, (len(self.widths), 1))
         largest = np.abs(values).max(axis=(1, 2, 3), keepdims=True)
@@ -235,16 +235,16 @@ def resnet_graph(
     classes: int = 1000,
     multiplier: float = 1,
     seed: int = 0,
-    edges: str = "float",
+    first_last: str = "float",
     deviation: float | None = None,
 ) -> Graph:
     """ResNet-18 or -50 of the zoo; skip is "quantized" or "float" (the raw input's). `multiplier` narrows it for tests.
 
-    edges: what the first and the last layer are, "float" or "8bit". deviation: of the weights, which lie between -1 and
+    first_last: the first and the last layer, "float" or "8bit". deviation: of the weights, which lie between -1 and
     1; None: such that the largest of a layer is 1.
     """
     blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-    net = Net(f"resnet{depth}", size, widths, seed, edges, deviation)
+    net = Net(f"resnet{depth}", size, widths, seed, first_last, deviation)
     first = round(64 * multiplier)
     x = net.max_pool("maxpool", net.float_conv("conv0", INPUT, first, 7, 2))
     for stage, count in enumerate(blocks):

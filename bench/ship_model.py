@@ -39,7 +39,7 @@ from anyprec.errors import AnyprecError
 from anyprec.files import write_text, written_whole
 from anyprec.format import ModelFile, read, write
 from anyprec.models import catalog
-from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, Card, ProfileFacts
+from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, ModelCard, ProfileFacts
 from anyprec.nn.switching import widths_of
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
@@ -222,7 +222,7 @@ def with_accuracy(path: Path, accuracy: dict[int, float]) -> None:
 
 def card_of(
     args: argparse.Namespace, path: Path, tallies: dict[int, Tally], data: Data, recipes: list[dict[str, Any]]
-) -> Card:
+) -> ModelCard:
     with ModelFile(path) as file:
         graph = file.graph_json
         bytes_of = {profile.name: file.bytes_for_profile(profile) for profile in file.profiles}
@@ -237,7 +237,7 @@ def card_of(
         )
         for bits, tally in tallies.items()
     }
-    return Card(
+    return ModelCard(
         name=args.name,
         summary=args.summary or f"{recipes[-1]['net']} trained on {recipes[-1]['data']}",
         task="segmentation" if segments else "classification",
@@ -269,7 +269,7 @@ def head_commit() -> str:
     return done.stdout.strip()
 
 
-def write_card(card: Card, folder: Path) -> None:
+def write_card(card: ModelCard, folder: Path) -> None:
     write_text(folder / f"{card.name}.json", json.dumps(card.to_dict(), indent=2) + "\n")
 
 
@@ -283,7 +283,7 @@ def time_shipped(args: argparse.Namespace) -> None:
         raise AnyprecError(
             f"the machine is busy (load {load:.1f}), times would be too long; wait until it is quiet, or give --busy"
         )
-    card = Card.from_dict(json.loads((args.out / f"{args.times}.json").read_text(encoding="utf-8")))
+    card = ModelCard.from_dict(json.loads((args.out / f"{args.times}.json").read_text(encoding="utf-8")))
     with Progress("times", total=args.rounds, unit="round") as bar:
         wish = Wish(model=str(args.out / f"{args.times}.apm"), rivals=(), rounds=args.rounds, size=args.size)
         done = bench(wish, bar.update)
@@ -308,7 +308,7 @@ def paged(text: str) -> str:
     return head + start + "\n" + made + "\n" + end + rest.split(end)[1]
 
 
-def section(card: Card) -> str:
+def section(card: ModelCard) -> str:
     masks = card.task == "segmentation"
     heads = ["bits", *(["mIoU"] if masks else []), "pixels right" if masks else "accuracy", "as torch", "bytes", "ms"]
     lines = [f"### {card.name}", "", card.summary, "", "| " + " | ".join(heads) + " |", "|" + "---:|" * len(heads)]
@@ -319,7 +319,7 @@ def section(card: Card) -> str:
     return "\n".join([*lines, "", *facts_of(card), ""])
 
 
-def facts_of(card: Card) -> list[str]:
+def facts_of(card: ModelCard) -> list[str]:
     size = " x ".join("any" if n is None else str(n) for n in card.input)
     hours = card.training.get("core_hours")
     trained = [f"- Trained with seed {card.training['seed']}" + (f" in {hours:g} core-hours" if hours else "")]

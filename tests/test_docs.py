@@ -1,6 +1,7 @@
 """The code in README and docs runs as printed: every ```python block, file by file, in one namespace each."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,17 @@ def test_every_verb_has_a_file_a_page_and_tests():
         assert (ROOT / "src" / f"{module.replace('.', '/')}.py").exists()
         assert any((ROOT / "docs" / place / f"{verb}.md").exists() for place in (".", "cli")), f"no page for {verb}"
         assert list((ROOT / "tests").rglob(f"test_cli_{verb}.py")), f"no tests/**/test_cli_{verb}.py"
+
+
+@pytest.mark.parametrize("path", [ROOT / "examples" / "convert_your_net.py"], ids=lambda p: p.stem)
+def test_examples_run(path, tmp_path, monkeypatch):
+    """As a user types it, in a folder of his own. A few epochs say whether it still works."""
+    pytest.importorskip("torch")
+    namespace = runpy.run_path(str(path))
+    monkeypatch.chdir(tmp_path)
+    if "train_jointly" in namespace:
+        for name in ("train_float", "train_jointly"):
+            real = namespace[name]
+            monkeypatch.setitem(namespace["main"].__globals__, name, lambda net, count, real=real: real(net, 1))
+    namespace["main"]()
+    assert (tmp_path / "net.apm").exists()

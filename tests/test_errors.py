@@ -1,6 +1,7 @@
 """One table of bad inputs: each raises its named error, in one line that says what was given and what to do."""
 
 import hashlib
+import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -84,7 +85,7 @@ TABLE = [
     ("dict with a typo", set_to({"blocks.0.conv": 1}), "UnknownLayer", "did you mean 'blocks.0.conv"),
     ("empty data folder", empty_folder, "DataError", ""),
     ("empty CIFAR folder", empty_cifar_folder, "DataError", ""),
-    ("wrong checksum", wrong_checksum, "ChecksumError", ""),
+    ("wrong checksum", wrong_checksum, "DownloadMismatch", ""),
     ("truncated checkpoint", truncated_checkpoint, "CheckpointError", "is truncated or damaged"),
     (
         "recipe with a typo",
@@ -112,3 +113,16 @@ def test_numpy_widths_are_widths():
     network = model()
     anyprec.set_bits(network, np.int64(8))
     assert type(next(iter(anyprec.any_layers(network).values())).bits) is int
+
+
+def test_the_tree_at_the_top_of_errors_is_the_tree():
+    """Each class stands in it once, a subclass of AnyprecError's subclasses further to the right than its base."""
+    tree = errors.__doc__.split("AnyprecError\n", 1)[1]
+    classes = {c.__name__: c for c in vars(errors).values() if isinstance(c, type)}
+    places = {}
+    for line in tree.strip("\n").split("\n"):
+        names = re.match(r"[|` -]*((?:\w+, )*\w+)", line)[1].split(", ")
+        places.update({name: line.index(names[0]) for name in names})
+    assert set(places) == set(classes) - {"AnyprecError"}
+    for name, place in places.items():
+        assert place == 3 * (len(classes[name].__mro__) - len(errors.AnyprecError.__mro__)), name

@@ -24,16 +24,16 @@ def main() -> None:
         with open(path, newline="") as file:
             rows = [r for r in csv.DictReader(file) if (r["engine"], r["batch"], r["threads"]) == ("anyprec", "1", "1")]
         for i, (net, title) in enumerate(NETS.items()):
-            speed, broad = (
+            speed, wide = (
                 {r["variant"]: float(r["speedup"]) for r in rows if r["net"] == name}
-                for name in (net, f"{net}-broad-weights")
+                for name in (net, f"{net}-wide-distribution")
             )
             places = [k + 0.4 * (i - 0.5) for k in range(len(WIDTHS))]
             bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLORS[net], label=title)
             if path.stem.endswith("avx2"):  # nowhere else do weights matter: docs/bench.md
                 axes.hlines(
-                    broad["8"], places[0] - 0.19, places[0] + 0.19, color="black", linewidth=1.5,
-                    label="8 bit, broad weights" if net == list(NETS)[-1] else None,
+                    wide["8"], places[0] - 0.19, places[0] + 0.19, color="black", linewidth=1.5,
+                    label="8 bit, weights of wide distribution" if net == list(NETS)[-1] else None,
                 )  # fmt: skip
             axes.bar_label(bars, fmt="%.2f", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         axes.axhline(1, color="#d1242f", linewidth=1)

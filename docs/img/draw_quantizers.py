@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.quantizers import make_quantizer
 
 COLORS = {1: "#c2410c", 2: "#1d4ed8", 3: "#15803d", 8: "#9ca3af"}
 TOP = 1.5  # the largest weight of the layer drawn: wide enough for tanh to bend

@@ -1,9 +1,37 @@
-"""Names a user may choose from, each list written once: read by the command line and by the modules that do the work.
+"""Names a user may choose from, each list written once: for recipes, for the command line and for the modules that do
+the work.
 
-No torch here, so that `anyprec VERB --help` can list them at once. Choices inside a recipe are in training/recipe.py.
+No torch here: a recipe is checked, and `anyprec VERB --help` answered, without it. nn/quantizers.py, training/joint.py
+and training/optimizers.py turn their names into objects.
 """
 
+from __future__ import annotations
+
 LAYOUTS = ("NCHW", "NHWC")  # of image arrays
+
+# --- Training ---
+
+# Name -> its class in nn/quantizers.py.
+QUANTIZERS = {"nested": "Nested", "dorefa": "DoReFa", "lsq": "Lsq"}
+NESTING_QUANTIZERS = ("nested", "lsq")  # whose codes at k bits are the first k of 8: those that bit shifting can use
+
+# Name -> where the scale between a layer's codes and its weights comes from.
+SCALES = {"mean": "mean|w|, as in the paper", "learned": "a parameter per layer and width"}
+
+# Name -> what the widths below the widest learn from; the widest always learns from the labels.
+LOSSES = {
+    "hard": "the labels",
+    "soft": "the output of the widest",
+    "recursive": "the output of the next wider width",
+    "recursive+label": "that and the labels",
+    "wider": "the mean output of all wider widths",
+    "wider+label": "that and the labels",
+}
+
+# Name -> its class in torch.optim.
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+
+# --- Commands ---
 
 ATTACKS = ("fgsm", "pgd")
 ATTACK_SCALES = ("input", "pixel")  # what epsilon is measured in
@@ -13,8 +41,7 @@ PTQ_METHODS: dict[str, str] = {
     "bc": "bit shifting, and batch-norm statistics calibrated for each width",
     "aciq": "analytical clipping, bits per channel, bias correction (Banner et al., 2019)",
 }
-NESTING_QUANTIZERS = ("nested", "lsq")  # whose codes at k bits are the first k of 8: those that bit shifting can use
 
-EDGES = ("float", "8bit")  # what `pack` makes of the first and the last layer
+FIRST_LAST = ("float", "8bit")  # what `pack` makes of the first and the last layer
 
 EXPERIMENT_SCALES = ("paper", "small", "tiny")

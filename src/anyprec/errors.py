@@ -1,6 +1,22 @@
 """Every error anyprec raises for a user's mistake; all are `ValueError`s with a one-line message.
 
 The message says what was given, what is allowed and what to do. The command line prints it after `anyprec: error:`.
+
+AnyprecError
+|- UnsupportedBits, UncalibratedBits, UnknownLayer, ProfileError     widths, layers and profiles of a model
+|- NothingConverted, UnsupportedOperation, VerificationFailed        convert and pack
+|- RecipeError, CheckpointError, Diverged                            train
+|- DataError                                                         data sets
+|  `- DownloadMismatch
+|- OutputError, MissingExtra, UnsupportedIsa                         the machine: disk, packages, CPU
+|- ModelFileError                                                    a model file (.apm)
+|  |- NotAModelFile, UnsupportedVersion, TruncatedFile
+|  |- BadHeader, BadTensor, BadGraph, ChecksumMismatch
+|  `- UnknownModel
+|- InputError, ModelClosed, Cancelled                                load and run
+|- ArrivalsError, LoadTestError                                      loadtest and simulate
+`- ServeError                                                        serve
+   `- Overloaded, Expired, Draining                                  refused requests
 """
 
 from __future__ import annotations
@@ -38,7 +54,7 @@ class DataError(AnyprecError):
     """A data set that is missing, empty, truncated or of the wrong layout."""
 
 
-class ChecksumError(DataError):
+class DownloadMismatch(DataError):
     """A downloaded or stored file whose checksum is not the published one."""
 
 
@@ -110,6 +126,10 @@ class InputError(AnyprecError):
     """Images (or their layout, type or size) that a packed model cannot take."""
 
 
+class ModelClosed(AnyprecError):
+    """A packed model that is used after its `close()`, or after its `with` block."""
+
+
 class Cancelled(AnyprecError):
     """A run that ended before it was done: its CancelToken was cancelled, or its time was up."""
 
@@ -118,7 +138,7 @@ class ArrivalsError(AnyprecError):
     """Arrivals that cannot be: a rate below zero, a trace that is none, a form that is not known."""
 
 
-class LoadError(AnyprecError):
+class LoadTestError(AnyprecError):
     """A server that a load cannot be sent to: not there, without that model, or with other inputs."""
 
 

@@ -14,7 +14,7 @@ from anyprec.analysis.attack import (
     ALL,
     RANDOM,
     Attack,
-    Limits,
+    PixelBounds,
     attack_dedicated,
     attack_matrix,
     input_gradient,
@@ -88,7 +88,8 @@ def test_pixels_stay_between_black_and_white(linear):
 
 def test_straight_through_at_one_bit():
     """Inputs are rounded to 0 and 1 there: the true gradient would be zero, and the attack would do nothing."""
-    from anyprec.nn.quantizers import ActQuantizer, Nested
+    from anyprec.nn.act_quantizer import ActQuantizer
+    from anyprec.nn.quantizers import Nested
 
     model = Linear([[0.0, 2.0], [1.0, -1.0]])
     model.fc = AnyLinear(2, 2, bias=False, quantizer=Nested((1, 32)), act=ActQuantizer())
@@ -117,7 +118,7 @@ def test_epsilon_zero_changes_nothing(trained, digits):
 def test_limits_are_exact(values, epsilon, scale):
     """Not even the rounding of x + epsilon goes beyond: differences are taken in double precision."""
     x = torch.tensor(values).view(-1, 1, 1, 1)
-    limits = Limits(Attack(epsilon=epsilon, scale=scale), (0.5,), (0.25,))
+    limits = PixelBounds(Attack(epsilon=epsilon, scale=scale), (0.5,), (0.25,))
     low, high = limits.around(x)
     most = epsilon / (0.25 if scale == "pixel" else 1)
     assert (x.double() - low.double()).max() <= most and (high.double() - x.double()).max() <= most

@@ -17,12 +17,14 @@ from anyprec.analysis.compliance import (
     train_observed,
     width_gradients,
 )
+from anyprec.choices import LOSSES
 from anyprec.errors import AnyprecError, CheckpointError, RecipeError
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLinear
-from anyprec.nn.quantizers import ActQuantizer, Nested
+from anyprec.nn.quantizers import Nested
 from anyprec.nn.switching import set_bits
 from anyprec.training.checkpoint import load_state
-from anyprec.training.joint import LOSSES, joint_step
+from anyprec.training.joint import joint_step
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import train
 from anyprec.zoo import build

@@ -12,7 +12,7 @@ import pytest
 from anyprec.bench import race as bench_module
 from anyprec.bench import rivals
 from anyprec.bench.contestant import memory_bytes, turn
-from anyprec.bench.race import Bench, Failure, Row, Wish, bench
+from anyprec.bench.race import Bench, Failure, RaceRow, Wish, bench
 from anyprec.bench.timing import Contestant, ContestantFailed, percentiles, prepare_rivals, race, times_faster
 from anyprec.cli import main
 from anyprec.cli.bench import counts, rival_names, table
@@ -268,10 +268,10 @@ def test_table(model, fakes, capsys):
 
 def some_bench(accuracy):
     rows = [
-        Row("anyprec", name, 1, 1, ms, ms, ms, 1000 / ms, 2.0, 10, 10, 10, accuracy and accuracy + ms)
+        RaceRow("anyprec", name, 1, 1, ms, ms, ms, 1000 / ms, 2.0, 10, 10, 10, accuracy and accuracy + ms)
         for name, ms in (("1", 3.0), ("8", 9.0), ("32", 30.0), ("fast", 4.0))
     ]
-    rows += [Row("openvino", v, 1, 1, ms, ms, ms, 1, 1.0, 10, 10, 10) for v, ms in (("int8", 10.0), ("fp32", 28.0))]
+    rows += [RaceRow("openvino", v, 1, 1, ms, ms, ms, 1, 1.0, 10, 10, 10) for v, ms in (("int8", 10.0), ("fp32", 28.0))]
     return Bench("net", (224, 224), {"isa": "avx2"}, rows)
 
 

@@ -57,11 +57,11 @@ def test_layers_are_those_of_the_zoo(case):
     [
         lambda: resnet_graph(18, "float", 40, WIDTHS[:4], 10, 0.25),
         lambda: resnet_graph(50, "quantized", 40, WIDTHS[:4], 10, 0.25),
-        lambda: resnet_graph(18, "quantized", 40, WIDTHS[:4], 10, 0.25, edges="8bit"),
+        lambda: resnet_graph(18, "quantized", 40, WIDTHS[:4], 10, 0.25, first_last="8bit"),
         lambda: resnet20_graph(),
         lambda: mobilenetv2_graph(size=16),
     ],
-    ids=["resnet18", "resnet50", "resnet18 8bit edges", "resnet20", "mobilenetv2"],
+    ids=["resnet18", "resnet50", "resnet18 8-bit first and last", "resnet20", "mobilenetv2"],
 )
 def test_codes_spread_at_every_width(make):
     graph = make()
@@ -77,7 +77,9 @@ def test_codes_spread_at_every_width(make):
 
 def test_edges_of_8_bit_change_little():
     """The same network but for the rounding of its first and last layer, in float not even that."""
-    plain, fixed = (resnet_graph(18, "quantized", 40, WIDTHS, 10, 0.25, edges=edges) for edges in ("float", "8bit"))
+    plain, fixed = (
+        resnet_graph(18, "quantized", 40, WIDTHS, 10, 0.25, first_last=first_last) for first_last in ("float", "8bit")
+    )
     check_graph(to_record(fixed, {}))
     assert {name for name, weight in fixed.weights.items() if weight.bits == 8} == {"conv0", "fc"}
     x = np.random.default_rng(0).standard_normal((2, *plain.input_shape)).astype(np.float32).clip(-2.6, 2.6)

@@ -16,7 +16,7 @@ import pytest
 
 from anyprec.data import AUGMENTS, DATASETS, ArrayData, FileData, catalog, cifar10, idx, load_data
 from anyprec.data.catalog import hold_out
-from anyprec.data.download import Remote
+from anyprec.data.download import RemoteFile
 from anyprec.errors import DataError
 
 
@@ -153,7 +153,7 @@ def test_download_of_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_python_archive_already_there_is_used(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
     [archive] = cifar10.archives(tmp_path, "train")
-    assert archive == Remote(
+    assert archive == RemoteFile(
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         "md5:c58f30108f718f92721af3b95e74349a",
         170_498_071,
@@ -178,7 +178,7 @@ def test_download_of_svhn_gets_train_and_extra(tmp_path: Path) -> None:
         "extra_32x32.mat",
     ]
     [test] = spec.archives(tmp_path, "test")
-    assert test == Remote(
+    assert test == RemoteFile(
         "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
         "md5:eb5a983be6a315427106f1b164d9cef3",
         64_275_384,

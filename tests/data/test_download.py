@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from anyprec.data import download
-from anyprec.data.download import Remote, fetch, locked, unpack
-from anyprec.errors import ChecksumError, DataError, OutputError
+from anyprec.data.download import RemoteFile, fetch, locked, unpack
+from anyprec.errors import DataError, DownloadMismatch, OutputError
 
 CONTENT = random.Random(0).randbytes(300_000)  # the same in every test process
 MD5 = "md5:" + hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
@@ -133,7 +133,7 @@ def test_what_is_there_and_wrong_is_kept_and_told(server: Server, path: Path) ->
     path.parent.mkdir()
     path.write_bytes(b"mine")
     with pytest.raises(
-        ChecksumError, match=r"file\.bin \(4 bytes\) has md5 .*, expected .*; delete it to download it again"
+        DownloadMismatch, match=r"file\.bin \(4 bytes\) has md5 .*, expected .*; delete it to download it again"
     ):
         fetch(server.url(), path, checksum=MD5)
     with pytest.raises(DataError, match=r"file\.bin has 4 bytes, expected 9; delete it"):
@@ -207,7 +207,7 @@ def test_a_connection_cut_every_time_keeps_the_part(server: Server, path: Path) 
 
 def test_a_wrong_checksum_deletes_the_part(server: Server, path: Path) -> None:
     wrong = "md5:" + "0" * 32
-    with pytest.raises(ChecksumError) as caught:
+    with pytest.raises(DownloadMismatch) as caught:
         fetch(server.url(), path, checksum=wrong)
     assert f"has {MD5.replace(':', ' ')}, expected {'0' * 32}" in str(caught.value)
     assert os.listdir(path.parent) == []
@@ -215,7 +215,7 @@ def test_a_wrong_checksum_deletes_the_part(server: Server, path: Path) -> None:
 
 def test_a_truncated_file_at_the_server_is_a_wrong_checksum(server: Server, path: Path) -> None:
     server.content = CONTENT[:1000]
-    with pytest.raises(ChecksumError, match=r"\(1000 bytes\) has md5"):
+    with pytest.raises(DownloadMismatch, match=r"\(1000 bytes\) has md5"):
         fetch(server.url(), path, checksum=MD5, size=len(CONTENT))
     with pytest.raises(DataError, match="has 1000 bytes, expected 300000"):
         fetch(server.url(), path, size=len(CONTENT))
@@ -356,7 +356,7 @@ def test_unpack_and_the_lock_follow_no_links(tmp_path: Path) -> None:
 
 
 def test_name_of_a_remote_file() -> None:
-    assert Remote("http://host/a/b%20c/file.tar.gz?x=1", MD5, 1).name == "file.tar.gz"
+    assert RemoteFile("http://host/a/b%20c/file.tar.gz?x=1", MD5, 1).name == "file.tar.gz"
 
 
 def make_tar(path: Path, *members: tuple[str, bytes | None], kind: bytes = tarfile.REGTYPE) -> Path:

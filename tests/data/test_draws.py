@@ -76,7 +76,9 @@ def test_stratify_keeps_the_shares_of_the_classes() -> None:
 
 
 def test_turn_gives_every_image_the_other_side_in_the_next_epoch() -> None:
-    first = draws.turn(1000, 3, 0)
+    first = draws.alternating_coins(1000, 3, 0)
     assert 400 < first.sum() < 600
-    assert np.array_equal(draws.turn(1000, 3, 1), ~first) and np.array_equal(draws.turn(1000, 3, 2), first)
-    assert not np.array_equal(draws.turn(1000, 4, 0), first)
+    assert np.array_equal(draws.alternating_coins(1000, 3, 1), ~first) and np.array_equal(
+        draws.alternating_coins(1000, 3, 2), first
+    )
+    assert not np.array_equal(draws.alternating_coins(1000, 4, 0), first)

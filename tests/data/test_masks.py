@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from anyprec.data import AUGMENTS, IGNORED, VOID, ArrayData, Augment, MaskData, Sample, batches, steps_per_epoch
+from anyprec.data import AUGMENTS, IGNORED, VOID, ArrayData, Augment, MaskData, MaskSample, batches, steps_per_epoch
 from anyprec.data.augment import find_augment
 from anyprec.errors import DataError
 
@@ -22,13 +22,13 @@ def png(array: np.ndarray, palette: bool = False) -> bytes:
     return out.getvalue()
 
 
-def sample(height: int, width: int, seed: int = 0, classes: int = 4) -> tuple[Sample, np.ndarray, np.ndarray]:
+def sample(height: int, width: int, seed: int = 0, classes: int = 4) -> tuple[MaskSample, np.ndarray, np.ndarray]:
     """An image whose red channel says what its mask has: so a cut of both can be compared."""
     rng = np.random.default_rng(seed)
     mask = np.kron(rng.integers(0, classes, (3, 3)), np.ones((height // 3 + 1, width // 3 + 1)))
     mask = mask[:height, :width].astype(np.uint8)
     image = np.dstack([50 * mask + 10, *rng.integers(0, 256, (2, height, width))]).astype(np.uint8)
-    return Sample(f"s{seed}", png(image), png(mask, palette=True)), image, mask
+    return MaskSample(f"s{seed}", png(image), png(mask, palette=True)), image, mask
 
 
 # Corners of a tetrahedron: no mixture of three of them is the fourth.
@@ -52,7 +52,7 @@ def test_reads_images_and_masks() -> None:
 
 def test_labels_that_stand_for_no_class() -> None:
     mask = np.array([[0, 3, 4, 255]], np.uint8)
-    one = Sample("x", png(np.zeros((1, 4, 3), np.uint8)), png(mask))
+    one = MaskSample("x", png(np.zeros((1, 4, 3), np.uint8)), png(mask))
     assert MaskData([one], "abcd", void=(4, 255)).pair(0)[1].tolist() == [[0, 3, VOID, VOID]]
     with pytest.raises(DataError, match=r"the mask of x has label 4; allowed are 0\.\.3 and 255 for no class"):
         MaskData([one], "abcd").pair(0)
@@ -76,15 +76,15 @@ def test_take() -> None:
 
 PICTURE = np.zeros((6, 6, 3), np.uint8)
 BROKEN = [
-    (Sample("a", png(PICTURE), png(PICTURE)), "a is a picture of mode RGB, not a mask"),
-    (Sample("a", png(PICTURE), png(np.zeros((6, 5), np.uint8))), "image a is 6 x 6, its mask 5 x 6"),
-    (Sample("a", b"no", png(np.zeros((6, 6), np.uint8))), "a is no image that can be decoded"),
-    (Sample("a", png(PICTURE), png(PICTURE)[:40]), "a is no image that can be decoded"),
+    (MaskSample("a", png(PICTURE), png(PICTURE)), "a is a picture of mode RGB, not a mask"),
+    (MaskSample("a", png(PICTURE), png(np.zeros((6, 5), np.uint8))), "image a is 6 x 6, its mask 5 x 6"),
+    (MaskSample("a", b"no", png(np.zeros((6, 6), np.uint8))), "a is no image that can be decoded"),
+    (MaskSample("a", png(PICTURE), png(PICTURE)[:40]), "a is no image that can be decoded"),
 ]
 
 
 @pytest.mark.parametrize(("broken", "message"), BROKEN, ids=[m[:24] for _, m in BROKEN])
-def test_broken_files_are_named(broken: Sample, message: str) -> None:
+def test_broken_files_are_named(broken: MaskSample, message: str) -> None:
     with pytest.raises(DataError) as caught:
         MaskData([broken], "abcd").pair(0)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -218,6 +218,6 @@ def test_a_turned_photograph_with_a_mask_is_refused(tmp_path: Path) -> None:
     exif[0x0112] = 3
     Image.new("RGB", (6, 4)).save(tmp_path / "a.png", exif=exif)
     Image.new("L", (6, 4)).save(tmp_path / "m.png")
-    data = MaskData([Sample("a", tmp_path / "a.png", tmp_path / "m.png")], ("one", "two"))
+    data = MaskData([MaskSample("a", tmp_path / "a.png", tmp_path / "m.png")], ("one", "two"))
     with pytest.raises(DataError, match=r"stored turned .EXIF orientation 3.*store both upright"):
         data.pair(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyprec.cli import main
-from anyprec.errors import LoadError
+from anyprec.errors import LoadTestError
 from anyprec.loadtest.target import find, fit, noise
 
 
@@ -121,7 +121,7 @@ def test_a_server_that_is_not_there(capsys):
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1", "ftp://x", "http://", "http://127.0.0.1:99999"])
 def test_addresses(url):
-    with pytest.raises(LoadError, match="write for example http"):
+    with pytest.raises(LoadTestError, match="write for example http"):
         find(url, "net")
 
 
@@ -129,39 +129,39 @@ def test_models_are_found(server):
     assert find(server.url).model == "net"
     assert find(server.url.removeprefix("http://")).accuracy == {"8": 93.0, "1": 85.0}
     server.index = [{"name": "a"}, {"name": "b"}]
-    with pytest.raises(LoadError, match="it has a, b; add --model NAME"):
+    with pytest.raises(LoadTestError, match="it has a, b; add --model NAME"):
         find(server.url)
     server.index = None
-    with pytest.raises(LoadError, match="add --model NAME"):
+    with pytest.raises(LoadTestError, match="add --model NAME"):
         find(server.url)
 
 
 def test_odd_metadata(server):
     server.about["inputs"] = [{"name": "x", "datatype": "BYTES", "shape": [1]}]
     server.about["parameters"] = None
-    with pytest.raises(LoadError, match="takes BYTES"):
+    with pytest.raises(LoadTestError, match="takes BYTES"):
         find(server.url, "net")
     server.about["inputs"] = [{"name": "x", "datatype": "BYTES", "shape": [1]}]
     server.about["parameters"] = 3
-    with pytest.raises(LoadError, match="metadata cannot be read"):
+    with pytest.raises(LoadTestError, match="metadata cannot be read"):
         find(server.url, "net")
     server.about["inputs"] = []
-    with pytest.raises(LoadError, match="metadata cannot be read"):
+    with pytest.raises(LoadTestError, match="metadata cannot be read"):
         find(server.url, "net")
 
 
 def test_images_that_do_not_fit(server):
     target = find(server.url, "net")
-    with pytest.raises(LoadError, match="images are float64"):
+    with pytest.raises(LoadTestError, match="images are float64"):
         fit(np.zeros((1, 3, 4, 4)), target)
-    with pytest.raises(LoadError, match=r"takes \[3, 4, 4\]"):
+    with pytest.raises(LoadTestError, match=r"takes \[3, 4, 4\]"):
         fit(np.zeros((1, 3, 5, 5), np.uint8), target)
     assert noise(target, 3).shape == (3, 3, 4, 4)
     server.about["inputs"] = [{"name": "input", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
-    with pytest.raises(LoadError, match="--images"):
+    with pytest.raises(LoadTestError, match="--images"):
         noise(find(server.url, "net"), 1)
     server.about["parameters"] = {"image_size": [5, 7]}
     assert noise(find(server.url, "net"), 2).shape == (2, 3, 5, 7)
     server.about["parameters"] = {"image_size": "large"}
-    with pytest.raises(LoadError, match="--images"):
+    with pytest.raises(LoadTestError, match="--images"):
         noise(find(server.url, "net"), 1)

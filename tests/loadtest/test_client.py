@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from anyprec.errors import LoadError
+from anyprec.errors import LoadTestError
 from anyprec.loadtest.client import NOT_ALLOWED, Plan, Sender, send
 from anyprec.loadtest.outcome import BROKEN, UNANSWERED
 from anyprec.loadtest.processes import send_from_processes
@@ -185,14 +185,14 @@ def test_real_time_or_a_note_that_it_is_not_allowed(server):
 
 
 def test_nobody_there():
-    with pytest.raises(LoadError, match=r"127.0.0.1:9: no connection"):
+    with pytest.raises(LoadTestError, match=r"127.0.0.1:9: no connection"):
         send(Plan("127.0.0.1", 9, [b"x"]), np.zeros(1))
 
 
 def test_times_must_not_fall():
-    with pytest.raises(LoadError, match="must never fall"):
+    with pytest.raises(LoadTestError, match="must never fall"):
         send(Plan("127.0.0.1", 9, [b"x"]), np.array([1.0, 0.0]))
-    with pytest.raises(LoadError, match="nothing to send"):
+    with pytest.raises(LoadTestError, match="nothing to send"):
         send(Plan("127.0.0.1", 9, []), np.zeros(1))
 
 
@@ -213,5 +213,5 @@ def test_several_processes_send_the_same_load(server):
 
 
 def test_processes_say_what_is_wrong():
-    with pytest.raises(LoadError, match="no connection"):
+    with pytest.raises(LoadTestError, match="no connection"):
         send_from_processes(Plan("127.0.0.1", 9, [b"x"]), np.zeros(4), 2)

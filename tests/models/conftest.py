@@ -11,14 +11,14 @@ from graphs import resnet20_graph
 
 from anyprec.format import ModelFile, write
 from anyprec.models import catalog
-from anyprec.models.catalog import Card, ProfileFacts
+from anyprec.models.catalog import ModelCard, ProfileFacts
 
 
 def card_of(path, name, url=None):
     """Made-up facts, but those of the file: bytes, checksum, widths."""
     with ModelFile(path) as file:
         sizes = {profile.name: file.bytes_for_profile(profile) for profile in file.profiles}
-    return Card(
+    return ModelCard(
         name=name, summary="Made by a test", task="classification", data="cifar10", network="resnet20",
         parameters=1234, input=(32, 32, 3), classes=10, test_images=10_000, license="Apache-2.0",
         bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest(),

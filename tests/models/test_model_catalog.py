@@ -12,9 +12,9 @@ import pytest
 
 import anyprec
 from anyprec.cli import main
-from anyprec.errors import AnyprecError, ChecksumError, DataError, ModelFileError, UnknownModel
+from anyprec.errors import AnyprecError, DataError, DownloadMismatch, ModelFileError, UnknownModel
 from anyprec.models import catalog
-from anyprec.models.catalog import Card, find
+from anyprec.models.catalog import ModelCard, find
 from anyprec.serve.models import named_paths
 
 
@@ -125,7 +125,7 @@ def test_a_model_is_downloaded_once(models, capsys):
 def test_a_download_of_other_bytes_is_refused(models):
     right = models.server.content
     models.server.content = right[:-1] + bytes([right[-1] ^ 1])
-    with pytest.raises(ChecksumError, match="sha256"):
+    with pytest.raises(DownloadMismatch, match="sha256"):
         catalog.fetch("large-net")
     models.server.content = right + b"more"
     with pytest.raises(DataError, match=f"more than the {len(right)} bytes"):
@@ -139,7 +139,7 @@ def test_another_version_is_another_file(models):
     first = catalog.fetch("large-net")
     newer = replace(models.cards["large-net"], sha256="0" * 64)
     (models.folder / "large-net.json").write_text(json.dumps(newer.to_dict()))
-    assert catalog.place(newer) != first
+    assert catalog.model_path(newer) != first
     with pytest.raises(UnknownModel, match="not downloaded yet"):
         find("large-net")
 
@@ -163,7 +163,7 @@ def test_a_cache_that_cannot_be_written(models, monkeypatch, tmp_path):
 
 def test_a_card_survives_its_file(models):
     for name, card in models.cards.items():
-        assert catalog.card(name) == card == Card.from_dict(card.to_dict())
+        assert catalog.card(name) == card == ModelCard.from_dict(card.to_dict())
     assert models.cards["tiny-net"].widths == (1, 8)
 
 

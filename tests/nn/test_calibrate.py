@@ -11,12 +11,13 @@ from torch import nn
 from anyprec.data import batches as batches_of
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer, best_range
 from anyprec.nn.calibrate import calibrate, trained_widths
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm2d
-from anyprec.nn.quantizers import ActQuantizer, Nested, best_range
-from anyprec.nn.switching import any_layers, bits, set_bits, state_of, switch_norms, widths_of
+from anyprec.nn.quantizers import Nested
+from anyprec.nn.switching import any_layers, bits, bits_state, set_bits, switch_norms, widths_of
 from anyprec.training.joint import joint_step
 from anyprec.widths import Profile
 
@@ -189,11 +190,11 @@ def test_outputs_at_other_widths_do_not_change_bit_for_bit():
     model.drop.eval()
     modes = {name: module.training for name, module in model.named_modules()}
     set_bits(model, {"conv": 2})
-    settings = [values for _, values in state_of(model)]
+    settings = [values for _, values in bits_state(model)]
     calibrate(model, data(), (3, 5, 6, 7), profiles=[Profile("mixed", {"conv": (4, 2)})])
     assert {name: m.training for name, m in model.named_modules() if name in modes} == modes
     assert model.norm.tables["3"].training and model.norm.tables["3"].momentum == 0.1
-    assert [values for _, values in state_of(model)] == settings
+    assert [values for _, values in bits_state(model)] == settings
     assert same(model.skip_norm.state_dict(), plain)  # one norm for all widths: it must not drift
     assert model.runs == runs
     model.eval()
@@ -439,7 +440,7 @@ def test_mistakes_leave_the_model_as_it_was(case):
     assert same(model.state_dict(), before.state_dict())
     assert {n: id(p) for n, p in model.named_parameters()} == {n: id(p) for n, p in parameters.items()}
     assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
-    assert [v for _, v in state_of(model)] == [v for _, v in state_of(before)]
+    assert [v for _, v in bits_state(model)] == [v for _, v in bits_state(before)]
     assert all(m.momentum == 0.1 for m in model.modules() if isinstance(m, nn.BatchNorm2d))
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import (
     ANY_LAYERS,
     AnyActivation,
@@ -19,10 +20,10 @@ from anyprec.nn.layers import (
     AnyConvTranspose2d,
     AnyLayer,
     AnyLinear,
-    quantize_once,
+    normalize_weights_once,
 )
 from anyprec.nn.norms import SwitchBatchNorm2d
-from anyprec.nn.quantizers import QUANTIZERS, ActQuantizer, make_quantizer
+from anyprec.nn.quantizers import QUANTIZERS, make_quantizer
 from anyprec.nn.switching import set_bits
 
 WIDTHS = tuple(range(1, 9))
@@ -57,7 +58,7 @@ def pair(kind, args, options, name="nested", act=None) -> tuple[nn.Module, AnyLa
 
 
 def reference_weight(layer: AnyLayer, name: str, bits: int) -> Tensor:
-    """DESIGN's arithmetic in numpy."""
+    """The arithmetic of docs/quantizers.md in numpy."""
     w = layer.weight.detach().numpy()
     if name == "lsq":
         x = np.clip(w / (2 * layer.quantizer.range.item()), -0.5, 0.5) + 0.5
@@ -199,7 +200,7 @@ def test_an_activation_that_clips_and_does_not_round():
     assert torch.equal(act(y), y.clamp(0, 1))
 
 
-# --- quantize_once ------------------------------------------------------------------------------------------
+# --- normalize_weights_once ------------------------------------------------------------------------------------------
 
 
 def network(name: str, scale: str = "mean") -> nn.Module:
@@ -241,7 +242,7 @@ def images() -> Tensor:
 def test_the_gradients_are_those_of_separate_passes(name, scale, images):
     together, apart = network(name, scale), network(name, scale)
     all_widths(apart, images)
-    with quantize_once(together):
+    with normalize_weights_once(together):
         all_widths(together, images)
     expected, found = gradients(apart), gradients(together)
     assert found.keys() == expected.keys()
@@ -263,7 +264,7 @@ def test_what_is_common_to_all_widths_is_computed_once(name, images, monkeypatch
             return whole(self, w)
 
         monkeypatch.setattr(kind, method, counted)
-    with quantize_once(model):
+    with normalize_weights_once(model):
         all_widths(model, images)
     assert calls == {"normalize": 3, "magnitude": 3}  # one for each any-layer
     calls.update(normalize=0, magnitude=0)
@@ -277,7 +278,7 @@ def unshared(model: nn.Module) -> bool:
 
 def test_an_error_inside_leaves_nothing_behind(images):
     model = network("nested")
-    with pytest.raises(ZeroDivisionError), quantize_once(model):
+    with pytest.raises(ZeroDivisionError), normalize_weights_once(model):
         all_widths(model, images)
         raise ZeroDivisionError
     assert unshared(model)
@@ -295,16 +296,16 @@ def test_an_error_on_entering_leaves_nothing_behind(monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(model[7].quantizer, "normalize", broken)
-    with pytest.raises(ZeroDivisionError), quantize_once(model):
+    with pytest.raises(ZeroDivisionError), normalize_weights_once(model):
         pass
     assert unshared(model)
 
 
 def test_one_inside_another(images):
     model, apart = network("nested"), network("nested")
-    with quantize_once(model):
+    with normalize_weights_once(model):
         all_widths(model, images)
-        with quantize_once(model):
+        with normalize_weights_once(model):
             all_widths(model, images)
         assert not unshared(model)
         all_widths(model, images)
@@ -318,19 +319,19 @@ def test_a_backward_pass_that_comes_too_late(images):
     """Its gradients would end at the cut, and the weights would never learn."""
     model = network("nested")
     set_bits(model, 2)
-    with quantize_once(model):
+    with normalize_weights_once(model):
         loss = model(images).sum()
-    with pytest.raises(AnyprecError, match="after `quantize_once` was left; call it inside"):
+    with pytest.raises(AnyprecError, match="after `normalize_weights_once` was left; call it inside"):
         loss.backward()
 
 
 def test_frozen_weights_and_no_grad(images):
     model = network("nested")
     model[3].weight.requires_grad_(False)
-    with quantize_once(model):
+    with normalize_weights_once(model):
         all_widths(model, images)
     assert model[3].weight.grad is None and model[5].weight.grad is not None
-    with torch.no_grad(), quantize_once(model):
+    with torch.no_grad(), normalize_weights_once(model):
         set_bits(model, 4)
         inside = model.eval()(images)
     assert torch.equal(inside, model(images))
@@ -354,14 +355,14 @@ def test_compiled(images):
 
     compiled = torch.compile(model, backend=count, fullgraph=True)
     for _ in range(2):
-        with quantize_once(model):
+        with normalize_weights_once(model):
             for bits in TRAINED:
                 set_bits(model, bits)
                 compiled(images).square().sum().backward()
     torch._dynamo.reset()
     assert graphs == len(TRAINED)
     for _ in range(2):
-        with quantize_once(plain):
+        with normalize_weights_once(plain):
             for bits in TRAINED:
                 set_bits(plain, bits)
                 plain(images).square().sum().backward()

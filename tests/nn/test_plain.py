@@ -1,4 +1,4 @@
-"""`as_float`: any-precision networks as the plain torch networks they are at 32 bits."""
+"""`to_float_network`: any-precision networks as the plain torch networks they are at 32 bits."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from anyprec.errors import UncalibratedBits
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.plain import as_float
+from anyprec.nn.plain import to_float_network
 from anyprec.zoo import ZOO, build
 
 # One of each kind: the others differ in depth and width, or are too large for a quick test.
@@ -38,7 +38,7 @@ def test_zoo_networks_give_the_same(name, quantizer):
     model = build(name, widths=(1, 8, 32), quantizer=quantizer, **SMALL[name]).eval()
     scramble(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    net = as_float(model)
+    net = to_float_network(model)
     assert not any(isinstance(m, (AnyLayer, AnyActivation, SwitchNorm)) for m in net.modules())
     assert all(type(m).__module__.startswith(("torch.", "anyprec.zoo")) for m in net.modules())
     height, width, channels = ZOO[name].shape
@@ -57,7 +57,7 @@ def test_there_and_back():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), shared, nn.ReLU(), Tied(4, 4, 1), shared, nn.Flatten(), nn.Linear(144, 5))
     net[1].running_mean.fill_(0.1)
     x = torch.rand(2, 3, 8, 8)
-    back = as_float(convert(net.eval(), widths=(2, 8, 32), example=x))
+    back = to_float_network(convert(net.eval(), widths=(2, 8, 32), example=x))
     assert [type(m) for m in back] == [type(m) for m in net]
     assert back[1] is back[4]
     assert torch.equal(back(x), net(x))
@@ -66,10 +66,10 @@ def test_there_and_back():
 
 def test_a_plain_network_is_copied():
     net = nn.Sequential(nn.Linear(2, 2))
-    copy = as_float(net)
+    copy = to_float_network(net)
     assert copy is not net and torch.equal(copy[0].weight, net[0].weight)
 
 
 def test_without_a_float_width():
     with pytest.raises(UncalibratedBits, match=r"has no float width, only \(1, 8\)"):
-        as_float(build("resnet8", widths=(1, 8), multiplier=0.25))
+        to_float_network(build("resnet8", widths=(1, 8), multiplier=0.25))

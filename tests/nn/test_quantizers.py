@@ -14,17 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits
-from anyprec.nn.quantizers import (
-    QUANTIZERS,
-    ActQuantizer,
-    Lsq,
-    best_range,
-    kurtosis_penalty,
-    make_quantizer,
-    nearest_width,
-    sample,
-    set_sign_window,
-)
+from anyprec.nn.act_quantizer import ActQuantizer, best_range, sample_values
+from anyprec.nn.quantizers import QUANTIZERS, Lsq, kurtosis_penalty, make_quantizer, set_sign_window
+from anyprec.nn.width_tables import nearest_width
 
 NAMES = sorted(QUANTIZERS)
 NESTING = sorted(name for name in NAMES if QUANTIZERS[name].nests)
@@ -667,13 +659,13 @@ def test_samples_see_every_feature_and_leave_the_dice_alone():
     """Every 32nd value of (256, 1024) would show 32 of the 1024 features, always the same."""
     y = torch.arange(1024.0).repeat(256, 1)
     state = torch.get_rng_state()
-    seen = sample(y)
+    seen = sample_values(y)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(seen) == 16384 and len(seen.unique()) > 1000
-    assert torch.equal(sample(y), seen)
+    assert torch.equal(sample_values(y), seen)
     small = torch.rand(3, 4)
-    assert torch.equal(sample(small), small.flatten())
-    assert sample(small).data_ptr() != small.data_ptr()
+    assert torch.equal(sample_values(small), small.flatten())
+    assert sample_values(small).data_ptr() != small.data_ptr()
 
 
 # --- Other ways to run --------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 import anyprec
 from anyprec.errors import AnyprecError, ProfileError, UncalibratedBits, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm2d
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.quantizers import make_quantizer
 from anyprec.nn.switching import (
     any_layers,
-    apply_plan,
+    apply_layer_bits,
     bits,
+    bits_state,
     link_norms,
     set_bits,
-    state_of,
     switch_norms,
     widths_of,
 )
@@ -74,7 +75,7 @@ def net() -> Net:
 
 
 def settings(model: nn.Module) -> list[dict[str, object]]:
-    return [attributes for _, attributes in state_of(model)]
+    return [attributes for _, attributes in bits_state(model)]
 
 
 # --- One width ----------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def test_broken_profile_files(tmp_path, text):
 def test_a_plan_without_norms(net):
     """What calibrate sets while it makes the norms of a profile."""
     set_bits(net, 1)
-    apply_plan(net, {"block1.conv1": 2})
+    apply_layer_bits(net, {"block1.conv1": 2})
     assert [layer.bits for layer in any_layers(net).values()] == [2, 8, 8, 8, 8]
     assert {norm.key for norm in switch_norms(net).values()} == {"1"}
 

@@ -1,4 +1,4 @@
-"""`pack(..., edges="8bit")`: which layers, from what ranges, how close to the float network; the command's --edges."""
+"""`pack(..., first_last="8bit")`: which layers, from what ranges, how close to float; the command's --first-last."""
 
 import json
 
@@ -47,10 +47,10 @@ def nhwc(x):
 
 
 def test_first_and_last_layer(model):
-    graph = make_graph(model, example=X, keep_float=True, edges="8bit")
-    assert fixed(graph) == {"conv0", "fc"} == fixed(make_graph(model, example=X, edges="8bit"))
+    graph = make_graph(model, example=X, keep_float=True, first_last="8bit")
+    assert fixed(graph) == {"conv0", "fc"} == fixed(make_graph(model, example=X, first_last="8bit"))
     assert not fixed(make_graph(model, example=X)) and not fixed(
-        make_graph(model, example=X, widths=(32,), edges="8bit")
+        make_graph(model, example=X, widths=(32,), first_last="8bit")
     )
     stem, last = op(graph, "conv0.in"), op(graph, "fc.in")
     assert stem.inputs == ("input",) and stem.bits == last.bits == 8
@@ -63,9 +63,9 @@ def test_first_and_last_layer(model):
 
 
 def test_ranges_of_the_image(model):
-    graph = make_graph(model, example=X, image=IMAGE, edges="8bit")
+    graph = make_graph(model, example=X, image=IMAGE, first_last="8bit")
     assert graph.tables["conv0.in"][0, 0, 0] == np.float32(127.5 / (255 * 0.02 - 2.4))
-    plain = make_graph(model, example=X, image=([1 / 255] * 3, [0.0] * 3), edges="8bit")
+    plain = make_graph(model, example=X, image=([1 / 255] * 3, [0.0] * 3), first_last="8bit")
     assert not op(plain, "conv0.in").attributes["signed"]
     assert np.array_equal(plain.tables["conv0.in"][0, :, 0], np.float32([255, 0]))
     codes = run_graph(plain, np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3), "1", all_values=True)["conv0.in"]
@@ -89,7 +89,9 @@ def test_codes_of_a_weight():
 
 
 def test_near_the_float_edges(model):
-    plain, ours = (make_graph(model, example=X, keep_float=True, edges=edges) for edges in ("float", "8bit"))
+    plain, ours = (
+        make_graph(model, example=X, keep_float=True, first_last=first_last) for first_last in ("float", "8bit")
+    )
     x = nhwc(X)
     for profile in ("8", "32"):
         a, b = (run_graph(graph, x, profile, all_values=True) for graph in (plain, ours))
@@ -107,7 +109,7 @@ def test_agrees_with_torch_on_rounded_edges():
         nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
     ).eval()  # fmt: skip
     model = anyprec.convert(net, widths=(2, 8), example=X)
-    graph = make_graph(model, example=X, edges="8bit")
+    graph = make_graph(model, example=X, first_last="8bit")
     assert fixed(graph) == {"0", "8"} and not op(graph, "8.in").attributes["signed"]
     seen = {}
     for width in (2, 8):
@@ -148,7 +150,7 @@ def test_codes_at_hand_are_read_as_they_are():
             return self.fc(self.act1(self.mid(self.act0(self.stem(x)))).flatten(1))
 
     torch.manual_seed(0)
-    graph = make_graph(Net().eval(), example=X, widths=(2, 8, 32), edges="8bit")
+    graph = make_graph(Net().eval(), example=X, widths=(2, 8, 32), first_last="8bit")
     assert fixed(graph) == {"stem", "fc"} and [o.name for o in graph.ops if o.bits] == ["stem.in"]
     plain = make_graph(Net().eval(), example=X, widths=(2, 8, 32))
     assert len(graph.ops) == len(plain.ops)  # a quantize more, a dequantize less
@@ -167,7 +169,7 @@ def test_two_heads_and_a_shared_weight():
             return torch.softmax(self.a(x), 1), self.b(x), self.keep(x)
 
     model = anyprec.convert(Net().eval(), widths=(2, 8), example=X, keep=("stem", "a", "b", "keep"))
-    graph = make_graph(model, example=X, edges="8bit", image=IMAGE)
+    graph = make_graph(model, example=X, first_last="8bit", image=IMAGE)
     assert fixed(graph) == {"stem", "a", "b"}  # keep works inside the network too
     assert graph.weights["keep"].is_float and len([o for o in graph.ops if o.bits == 8]) == 2  # a and b share one
     # The image is scaled before the stem, so its range is not the image's but the example's.
@@ -185,7 +187,7 @@ def test_zeros_around_the_image_are_padding():
             return self.last(torch.relu(self.mid(torch.relu(self.stem(F.pad(x, (1, 1, 1, 1)))))))
 
     model = anyprec.convert(Net().eval(), widths=(2, 8), example=X)
-    graph = make_graph(model, example=X, edges="8bit")
+    graph = make_graph(model, example=X, first_last="8bit")
     assert "pad" not in {o.kind for o in graph.ops} and op(graph, "stem").attributes["pad"] == (1, 1, 1, 1)
 
 
@@ -193,7 +195,7 @@ def test_sums_that_would_leave_32_bits_stay_float():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 33026), nn.ReLU(), nn.Linear(33026, 2))
     x = torch.rand(4, 3)
     model = anyprec.convert(net.eval(), widths=(2, 8), example=x, keep=("0", "4"))
-    assert fixed(make_graph(model, example=x, edges="8bit")) == {"0"}
+    assert fixed(make_graph(model, example=x, first_last="8bit")) == {"0"}
 
 
 def test_mixed_profiles(model):
@@ -201,7 +203,7 @@ def test_mixed_profiles(model):
     net = build("resnet8", widths=(2, 8, 32), multiplier=0.25).eval()
     fast = Profile("fast", {"blocks.0.conv0": 2, "blocks.1.conv0": 32})
     calibrate(net, [X], (), profiles=(fast,), progress=False)
-    graph = make_graph(net, example=X, keep_float=True, profiles=[fast], edges="8bit")
+    graph = make_graph(net, example=X, keep_float=True, profiles=[fast], first_last="8bit")
     profile = graph.profiles[-1]
     assert fixed(graph) == {"conv0", "fc"} and "conv0" not in profile.weights and "fc.in" not in profile.acts
     plain = make_graph(net, example=X, keep_float=True, profiles=[fast])
@@ -214,7 +216,7 @@ def test_mixed_profiles(model):
 
 def test_the_file_runs_natively(model, tmp_path):
     path = tmp_path / "net.apm"
-    report = pack(model, path, example=X, keep_float=True, image=IMAGE, edges="8bit")
+    report = pack(model, path, example=X, keep_float=True, image=IMAGE, first_last="8bit")
     assert (report.fixed_layers, report.float_layers) == (2, 2) and "2 always 8 bit" in str(report)
     graph, packed = read(path, verify=True), anyprec.load(path)
     for x in (nhwc(X), np.random.default_rng(0).integers(0, 256, (3, 20, 12, 3), np.uint8)):
@@ -229,16 +231,19 @@ def test_command(tmp_path, capsys, request):
     assert main(["train", "digits", *(a for s in sets for a in ("--set", s)), "--out", str(run), "--json"]) == 0
     capsys.readouterr()
     out = tmp_path / "digits.apm"
-    assert main(["pack", str(run), "--out", str(out), "--edges", "8bit", "--json"]) == 0
+    assert main(["pack", str(run), "--out", str(out), "--first-last", "8bit", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fixed_layers"] == 2
     graph = read(out)
-    assert all(p.accuracy is None for p in graph.profiles)  # what was measured had float edges
-    assert main(["pack", str(run), "--out", str(out), "--edges", "8bit", "--dataset", "cifar10"]) == 2
+    assert all(p.accuracy is None for p in graph.profiles)  # what was measured had float first and last layers
+    assert main(["pack", str(run), "--out", str(out), "--edges", "8bit", "--json"]) == 0  # the old word
+    done = capsys.readouterr()
+    assert json.loads(done.out)["fixed_layers"] == 2 and "--edges is called --first-last now" in done.err
+    assert main(["pack", str(run), "--out", str(out), "--first-last", "8bit", "--dataset", "cifar10"]) == 2
     assert "cifar10 has images of 3 channels, the network takes 1" in capsys.readouterr().err
 
 
 def test_mistakes(model):
-    with pytest.raises(AnyprecError, match="edges='4bit' is not known; choose one of float, 8bit"):
-        make_graph(model, example=X, edges="4bit")
+    with pytest.raises(AnyprecError, match="first_last='4bit' is not known; choose one of float, 8bit"):
+        make_graph(model, example=X, first_last="4bit")
     with pytest.raises(DataError, match="layer 'conv0' reads only zeros on the example"):
-        make_graph(model, example=torch.zeros(1, 3, 16, 16), edges="8bit")
+        make_graph(model, example=torch.zeros(1, 3, 16, 16), first_last="8bit")

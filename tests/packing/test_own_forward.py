@@ -11,11 +11,12 @@ from torch.nn.utils import parametrizations
 
 import anyprec
 from anyprec.errors import AnyprecError, UnsupportedOperation, VerificationFailed
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.plain import as_float
-from anyprec.nn.quantizers import ActQuantizer, Nested
+from anyprec.nn.plain import to_float_network
+from anyprec.nn.quantizers import Nested
 from anyprec.nn.switching import any_layers, bits
 from anyprec.packing.packing import make_graph, pack
 
@@ -317,14 +318,14 @@ def test_hooks_survive_as_float(where, pre):
     model = hooked(converted(), where, pre)
     anyprec.set_bits(model, 32)
     with torch.no_grad():
-        assert torch.equal(as_float(model)(X), model(X))
+        assert torch.equal(to_float_network(model)(X), model(X))
 
 
 def test_hooks_on_a_shared_activation_survive_as_float():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), AnyActivation(), AnyConv2d(4, 4, 3)).eval()
     hooked(net, "1")
     with torch.no_grad():
-        assert torch.equal(as_float(net)(X), net(X))
+        assert torch.equal(to_float_network(net)(X), net(X))
 
 
 def loud_norm(model):
@@ -342,7 +343,7 @@ def loud_norm(model):
 )  # fmt: skip
 def test_as_float_refuses_what_it_would_lose(make):
     with pytest.raises(UnsupportedOperation, match=r"in module '[34]' has a forward or parametrization of its own"):
-        as_float(make())
+        to_float_network(make())
 
 
 def test_as_float_of_a_subclass_without_a_forward():
@@ -351,7 +352,7 @@ def test_as_float_of_a_subclass_without_a_forward():
 
     model = converted(conv=Named(6, 6, 3))
     assert type(model[3]).__name__ == "AnyNamed" and len(any_layers(model)) == 2
-    plain = as_float(model)
+    plain = to_float_network(model)
     assert type(plain[3]) is Named
     with torch.no_grad(), bits(model, 32):
         assert torch.equal(plain(X), model(X))

@@ -244,9 +244,10 @@ def test_foreign_networks(agree, name):
 
 def test_a_norm_alone_and_codes_as_output(agree, kinds):
     """A quantized value that is an output is given as what its codes stand for."""
+    from anyprec.nn.act_quantizer import ActQuantizer
     from anyprec.nn.layers import AnyActivation, AnyConv2d
     from anyprec.nn.norms import SwitchBatchNorm2d
-    from anyprec.nn.quantizers import ActQuantizer, Nested
+    from anyprec.nn.quantizers import Nested
 
     torch.manual_seed(0)
     widths = (1, 2, 4, 8, 32)

@@ -50,13 +50,13 @@ def broken(monkeypatch):
     """broken(change): graphs that `pack` makes from now on are changed by `change(graph) -> graph`."""
 
     def put(change):
-        make = packing.plan_of
+        make = packing.plan_packing
 
         def changed(*args, **options):
             plan = make(*args, **options)
             return dataclasses.replace(plan, graph=change(plan.graph))
 
-        monkeypatch.setattr(packing, "plan_of", changed)
+        monkeypatch.setattr(packing, "plan_packing", changed)
 
     return put
 
@@ -163,7 +163,9 @@ def test_a_dead_network_is_named(tmp_path):
     assert check.dead == ["2", "8"] and "at 2, 8 the outputs are the same for every image" in str(check)
 
 
-@pytest.mark.parametrize("options", [{}, {"edges": "8bit"}, {"keep_float": True}, {"widths": (32,)}, {"widths": (1,)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"first_last": "8bit"}, {"keep_float": True}, {"widths": (32,)}, {"widths": (1,)}]
+)
 def test_two_heads_pads_and_pools(tmp_path, options):
     torch.manual_seed(0)
     model = convert(Heads().eval(), widths=(1, 3, 8, 32), example=X)
@@ -174,7 +176,7 @@ def test_two_heads_pads_and_pools(tmp_path, options):
 def test_8_bit_edges_that_are_off(model, tmp_path, broken):
     broken(table("conv0", lambda t: t[0, 0].__imul__(1.02)))
     with pytest.raises(VerificationFailed, match="at 1 bit"):
-        pack(model, tmp_path / "net.apm", example=X, edges="8bit")
+        pack(model, tmp_path / "net.apm", example=X, first_last="8bit")
 
 
 def test_half_and_double_precision(model, tmp_path):

@@ -11,7 +11,7 @@ from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Store, Training, made_up, training
 from anyprec.training.checkpoint import load_state
 from anyprec.training.recipe import Recipe
-from anyprec.training.run import Run
+from anyprec.training.run import TrainingRun
 
 QUICK = (
     "limit=64",
@@ -59,7 +59,7 @@ def test_done_once(tmp_path, monkeypatch):
     assert store.done(one) and store.seconds(one) > 0
     assert set(store.test(one)) == {2, 32} and 0 <= store.test(one)[2]["accuracy"] <= 100
     assert len(store.log(one)) == 1
-    monkeypatch.setattr(Run, "go", lambda self: pytest.fail("it is done"))
+    monkeypatch.setattr(TrainingRun, "go", lambda self: pytest.fail("it is done"))
     store.train(one)
 
 
@@ -68,7 +68,7 @@ def test_cut_off_and_resumed_it_is_the_same_to_the_bit(tmp_path, monkeypatch):
     one = Training(training("digits", *QUICK, "epochs=2").recipe, observe=1)
     whole, cut = Store(tmp_path / "whole", None), Store(tmp_path / "cut", None)
     whole.train(one)
-    real, left = Run._step, [3]
+    real, left = TrainingRun._step, [3]
 
     def step(self, images, labels):
         left[0] -= 1
@@ -76,11 +76,11 @@ def test_cut_off_and_resumed_it_is_the_same_to_the_bit(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(self, images, labels)
 
-    monkeypatch.setattr(Run, "_step", step)
+    monkeypatch.setattr(TrainingRun, "_step", step)
     with pytest.raises(KeyboardInterrupt):
         cut.train(one)
     assert not cut.done(one)
-    monkeypatch.setattr(Run, "_step", real)
+    monkeypatch.setattr(TrainingRun, "_step", real)
     cut.train(one)
     a, b = (load_state(store.folder(one) / "model.pt")["state_dict"] for store in (whole, cut))
     assert all(torch.equal(a[name], b[name]) for name in a)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anyprec.format.graph import Graph, GraphProfile, Op, Weight
-from anyprec.run.oracle import Run
+from anyprec.run.oracle import OracleRun
 from anyprec.widths import FLOAT
 
 F32 = np.float32
@@ -66,7 +66,7 @@ class Builder:
         self.profiles = (*(GraphProfile(str(k), k, k) for k in widths), *mixed)
         self.graph = Graph("random", (None, None, self.x.shape[3]), self.profiles, self._planes(), self.weights, (),
                            (), self.tables)  # fmt: skip
-        self.runs = [Run(self.graph, self.x, profile.name) for profile in self.profiles]
+        self.runs = [OracleRun(self.graph, self.x, profile.name) for profile in self.profiles]
 
     def finish(self, value: str) -> tuple[Graph, np.ndarray]:
         h, w, c = (int(n) for n in self.x.shape[1:])

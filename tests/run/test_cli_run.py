@@ -19,7 +19,7 @@ from anyprec.errors import InputError, NotAModelFile
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run import accuracy
-from anyprec.run.accuracy import Row, measure
+from anyprec.run.accuracy import AccuracyRow, measure
 from anyprec.run.accuracy_plot import draw
 from anyprec.run.oracle import run_graph
 
@@ -302,7 +302,7 @@ def test_a_folder_needs_a_size_where_the_file_has_none(tmp_path, capsys):
     picture = root / "test" / "cat" / "a.png"
     assert "does not say at which size it was trained" in error(capsys, tmp_path / "net.apm", picture)
     run(capsys, tmp_path / "net.apm", picture, "--size", 28)
-    how = accuracy.preprocessing_for(m, data, 28)
+    how = accuracy.test_preprocessing(m, data, 28)
     assert (how.size, how.to) == ((28, 28), (32, 32))
     assert accuracy.reader(m, data, 28)(np.arange(2)).shape == (2, 28, 28, 3)
     assert measure(m, data, ["1"], size=28)[0].accuracy in (0, 50, 100)
@@ -310,7 +310,7 @@ def test_a_folder_needs_a_size_where_the_file_has_none(tmp_path, capsys):
 
 def test_arrays_of_another_size_are_resized(digits, tmp_path):
     def size(data, wanted=None):
-        return accuracy.preprocessing_for(m, data, wanted).size
+        return accuracy.test_preprocessing(m, data, wanted).size
 
     write(painter(1, outputs=("mean",)), tmp_path / "net.apm")
     m = anyprec.load(tmp_path / "net.apm")
@@ -324,7 +324,7 @@ def test_picture(model, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     run(capsys, model, "--dataset", "digits", "--limit", "20", "--picture", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    draw([Row("32", 0.0, 1.0, 10)], "one row, nothing right", tmp_path / "b.svg")
+    draw([AccuracyRow("32", 0.0, 1.0, 10)], "one row, nothing right", tmp_path / "b.svg")
     assert "<svg" in (tmp_path / "b.svg").read_text()
 
 
@@ -360,7 +360,7 @@ def test_which_bits(model):
         (["--top", "0"], "--top 0 is too few"),
         (["--out", "y.txt"], "--out y.txt: give a file .npy in a folder that is there"),
         (["--out", "no/such/y.npy"], "give a file .npy in a folder that is there"),
-        (["--layout", "NCHW"], "x.npy: an input of 2 images of 8 x 1 pixels is not what the model takes"),
+        (["--layout", "NCHW"], "x.npy: input has shape (2, 8, 8, 1), which is not layout='NCHW'"),
         (["--layout", "CHW"], "argument --layout: invalid choice: 'CHW'"),
         (["--dataset", "digits"], "got both images ("),
         (["--limit", "3"], "--limit goes with --dataset NAME, not with images; leave it out"),

@@ -102,5 +102,5 @@ def test_a_prefix_runs(bits, tmp_path):
 
 def test_the_widest_bits_are_those_profiles_set(tmp_path):
     write(edge_graph(), tmp_path / "net.apm")
-    found = {p.name: (p.weight_bits, p.act_bits) for p in load(tmp_path / "net.apm")._native.profiles()}
+    found = {p.name: (p.weight_bits, p.act_bits) for p in load(tmp_path / "net.apm")._engine.profiles()}
     assert found == {"1": (1, 1), "2": (2, 2), "4": (4, 4), "8": (8, 8), "32": (32, 32), "fast": (2, 4)}

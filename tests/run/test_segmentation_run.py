@@ -12,7 +12,7 @@ from PIL import Image
 
 import anyprec
 from anyprec.cli import main
-from anyprec.data import MaskData, Sample
+from anyprec.data import MaskData, MaskSample
 from anyprec.data.annotated import CAMVID_CLASSES
 from anyprec.data.confusion import class_iou, confusion, mean_iou, pixel_accuracy
 from anyprec.errors import InputError
@@ -62,7 +62,7 @@ def data():
         mask = image.argmax(axis=2).astype(np.uint8)
         mask[0] = (mask[0] + 1) % 3  # not all can be right
         mask[:, 1] = 255
-        samples.append(Sample(f"s{i}", as_png(image), as_png(mask)))
+        samples.append(MaskSample(f"s{i}", as_png(image), as_png(mask)))
     return MaskData(samples, NAMES, mean=(0, 0, 0), std=(1, 1, 1))
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from anyprec.choices import LOSSES
 from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
 from anyprec.nn.layers import AnyLinear
 from anyprec.nn.switching import set_bits
-from anyprec.training import joint
 from anyprec.training.joint import choose_widths, joint_step, width_loss
 from anyprec.zoo import build
 
@@ -50,7 +50,7 @@ def separate_passes(model, images, labels, mode):
     return {bits: out.detach() for bits, out in outputs.items()}
 
 
-@pytest.mark.parametrize("mode", joint.LOSSES)
+@pytest.mark.parametrize("mode", LOSSES)
 def test_gradients_are_the_sum_over_widths(step, mode):
     model, images, labels = step
     outputs = separate_passes(model, images, labels, mode)

@@ -77,14 +77,14 @@ def test_seed_matters(finished, tmp_path):
 
 def train_in_two_parts(recipe, out, monkeypatch, stop_at):
     """Interrupted before step number `stop_at`, then resumed."""
-    step, count = run_module.Run._step, iter(range(100))
+    step, count = run_module.TrainingRun._step, iter(range(100))
 
     def stopping(self, *args):
         if next(count) == stop_at:
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(run_module.Run, "_step", stopping)
+    monkeypatch.setattr(run_module.TrainingRun, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(recipe, out, progress=False)
     monkeypatch.undo()
@@ -234,7 +234,7 @@ def test_a_sign_window_narrows_over_the_run(tmp_path, monkeypatch):
 
 
 def test_start_from_a_narrower_network(finished, tmp_path):
-    wider = f"net_options.multiplier={2 * SMALL.net_options['width']}"
+    wider = f"net_options.multiplier={2 * SMALL.net_options['multiplier']}"
     recipe = SMALL.override([f"init='{finished[0] / 'model.pt'}'", wider, "widths=[1,8]", "lr=1e-9", "epochs=1"])
     wide = train(recipe, tmp_path, progress=False)
     assert abs(wide[8]["accuracy"] - finished[1][8]["accuracy"]) < 15

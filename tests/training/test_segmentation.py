@@ -20,7 +20,7 @@ from anyprec.training.evaluate import accuracy_table, evaluate, to_tensor
 from anyprec.training.joint import joint_step, width_loss
 from anyprec.training.optimizers import learning_rate
 from anyprec.training.recipe import Recipe
-from anyprec.training.run import one_line, train
+from anyprec.training.run import summary_line, train
 from anyprec.zoo import build
 
 SIZE = (30, 40)
@@ -261,7 +261,7 @@ def test_evaluate(finished, folder, capsys):
     assert np.mean(list(found["8"]["iou"].values())) == pytest.approx(found["8"]["miou"])
     text = verb(capsys, "evaluate", out, "--data", folder, "--widths", "8")
     assert "mIoU" in text and "pixels right" in text and f"{found['8']['miou']:.2f} %" in text
-    assert one_line({8: {"miou": 1.0, "accuracy": 2.0}}).startswith("mIoU  8: 1.00")
+    assert summary_line({8: {"miou": 1.0, "accuracy": 2.0}}).startswith("mIoU  8: 1.00")
     assert "accuracy" in accuracy_table({8: {"accuracy": 2.0}})
 
 
@@ -282,7 +282,7 @@ def test_calibrate_pack_and_run(finished, folder, tmp_path, capsys):
         assert row["accuracy"] == pytest.approx(wanted[width]["accuracy"], abs=2)
         assert set(row["iou"]) == {"red", "green", "blue"} and row["latency_ms"] > 0
     edges = json.loads(
-        verb(capsys, "pack", model, "--out", tmp_path / "e.apm", "--edges", "8bit", "--data", folder, "--json")
+        verb(capsys, "pack", model, "--out", tmp_path / "e.apm", "--first-last", "8bit", "--data", folder, "--json")
     )
     assert edges["fixed_layers"] == 2
     coarse = json.loads(verb(capsys, "run", tmp_path / "e.apm", "--dataset", "masks", "--data", folder, "--json"))

@@ -25,7 +25,7 @@ def model():
 
 def test_whitened_components_have_variance_1_and_no_correlation(model):
     images = correlated_images()
-    model.fit_whitening(images)
+    model.fit_stem(images)
     components = model.whiten(images)[:, :12].double()  # (N, 12, 11, 11)
     rows = components.transpose(0, 1).flatten(1)
     covariance = torch.cov(rows)
@@ -37,11 +37,11 @@ def test_whitened_components_have_variance_1_and_no_correlation(model):
 
 def test_whitening_is_the_same_whatever_signs_the_eigenvectors_had(model, monkeypatch):
     images = correlated_images()
-    model.fit_whitening(images)
+    model.fit_stem(images)
     before = model.whiten.weight.clone()
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda m: (eigh(m)[0], -eigh(m)[1]))
-    model.fit_whitening(images)
+    model.fit_stem(images)
     torch.testing.assert_close(model.whiten.weight, before)
 
 
@@ -55,7 +55,7 @@ def test_small_images_are_refused(model):
     with pytest.raises(DataError, match="reads images of at least 9x9, not 8x8"):
         model(torch.randn(2, 3, 8, 8))
     with pytest.raises(DataError, match="at least 9x9"):
-        model.fit_whitening(torch.randn(2, 3, 8, 8))
+        model.fit_stem(torch.randn(2, 3, 8, 8))
 
 
 def test_multiplications_of_the_large_one():

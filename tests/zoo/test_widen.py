@@ -5,7 +5,7 @@ import torch
 
 from anyprec.errors import CheckpointError
 from anyprec.nn.switching import set_bits
-from anyprec.zoo import build, widen, widening
+from anyprec.zoo import build, widen, widening_factor
 
 WIDTHS = (1, 2, 4, 8)
 
@@ -31,7 +31,7 @@ def narrow():
 @pytest.mark.parametrize("times", [2, 3])
 def test_the_same_answers_at_every_integer_width(narrow, times):
     model = network(multiplier=0.25 * times, skip="quantized").eval()
-    assert widening(model, narrow.state_dict()) == times
+    assert widening_factor(model, narrow.state_dict()) == times
     widen(model, narrow.state_dict(), "narrow.pt", noise=0)
     x = torch.randn(8, 3, 16, 16)
     for bits in WIDTHS:
@@ -82,5 +82,5 @@ def test_what_does_not_fit(narrow, options, words):
 
 
 def test_networks_that_are_alike(narrow):
-    assert widening(network(skip="quantized"), narrow.state_dict()) == 1
-    assert widening(torch.nn.Linear(2, 2), narrow.state_dict()) == 1
+    assert widening_factor(network(skip="quantized"), narrow.state_dict()) == 1
+    assert widening_factor(torch.nn.Linear(2, 2), narrow.state_dict()) == 1

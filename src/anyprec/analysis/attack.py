@@ -94,7 +94,7 @@ class Robustness:
 # --- Images ---------------------------------------------------------------------------------------------------------
 
 
-class Limits:
+class PixelBounds:
     """How far an attack may go: epsilon around each value, and the values that pixels 0..255 become."""
 
     def __init__(self, attack: Attack, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -141,7 +141,7 @@ def perturb(
             "give (N, C, H, W) and one value a channel"
         )
     targets = check_widths([widths] if isinstance(widths, int) else widths)
-    limits = Limits(attack, mean, std)
+    limits = PixelBounds(attack, mean, std)
     low, high = limits.around(images)
     x = images.detach()
     if attack.kind == "pgd" and attack.random_start:

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyprec.choices import LOSSES
 from anyprec.errors import AnyprecError, CheckpointError, RecipeError
 from anyprec.files import append_line, locked, write_text
-from anyprec.nn.observe import undisturbed
+from anyprec.nn.observe import preserve_state
 from anyprec.nn.switching import set_bits
 from anyprec.training.evaluate import to_tensor
-from anyprec.training.joint import LOSSES, next_teacher, width_loss
+from anyprec.training.joint import next_teacher, width_loss
 from anyprec.training.processes import Processes
 from anyprec.training.recipe import Recipe
-from anyprec.training.run import Run, clear_run
+from anyprec.training.run import TrainingRun, clear_run
 from anyprec.widths import check_widths
 
 FILE = "compliance.jsonl"  # in the folder of a run: a line for every step that was observed
@@ -60,9 +61,9 @@ def width_gradients(
     labels: Tensor,
     widths: Iterable[int],
     *,
-    loss: str = "recursive",
+    loss: str = "hard",
     label_weight: float = 0.5,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Gradients:
     """What each width alone would contribute to a joint step on this batch. The model is left as it was."""
     if loss not in LOSSES:
@@ -75,7 +76,7 @@ def width_gradients(
     found: Gradients = {}
     teacher: Tensor | None = None
     answers: list[Tensor] = []
-    with undisturbed(model), torch.enable_grad():
+    with preserve_state(model), torch.enable_grad():
         for module, mode in modes:  # batch statistics, where training uses them
             module.training = mode
         for bits in sorted(check_widths(widths), reverse=True):  # as in joint_step: the wider one teaches
@@ -212,7 +213,7 @@ def compliance_table(table: Mapping[int, Mapping[int, float]]) -> str:
 # --- A training by a recipe -----------------------------------------------------------------------------------------
 
 
-class ObservedRun(Run):
+class ObservedRun(TrainingRun):
     """A run that records compliance before every `every`-th step; the record resumes as the run does."""
 
     every: int

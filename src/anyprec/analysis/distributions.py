@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, UnknownLayer, UnsupportedBits
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.observe import calls_of, undisturbed
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.observe import calls_from_loader, preserve_state
+from anyprec.nn.quantizers import make_quantizer
 from anyprec.nn.switching import any_layers, set_bits, switch_norms, widths_of
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
 
@@ -125,7 +126,7 @@ def layer_histograms(
     """
     checked = check_widths(widths_of(model) if widths is None else widths)
     norms = _norms_named(model, layers)
-    calls = list(calls_of(model, loader, batches, device))
+    calls = list(calls_from_loader(model, loader, batches, device))
     if not calls:
         raise AnyprecError("the loader gave no batch; give at least one")
     moments: dict[tuple[str, str], dict[int, _Moments]] = {
@@ -187,7 +188,7 @@ def _watch(
 
     handles = [norm.register_forward_hook(hook(name)) for name, norm in norms.items()]
     try:
-        with undisturbed(model), torch.no_grad():
+        with preserve_state(model), torch.no_grad():
             for now in widths:
                 set_bits(model, now)
                 for args, kwargs in calls:

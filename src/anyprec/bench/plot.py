@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from anyprec.bench.race import OURS, Bench, Row
+from anyprec.bench.race import OURS, Bench, RaceRow
 from anyprec.files import written_whole
 
 BLUE, GRAY, LIGHT = "#1f6feb", "#57606a", "#d0d7de"
@@ -47,7 +47,7 @@ def draw(done: Bench, path: str | Path) -> None:
     plt.close(figure)
 
 
-def draw_accuracy(axes: Any, ours: list[Row], others: list[Row]) -> None:
+def draw_accuracy(axes: Any, ours: list[RaceRow], others: list[RaceRow]) -> None:
     """Rivals' accuracy is not measured: each is a line across, at its latency."""
     ordered = sorted(ours, key=lambda row: row.p50_ms)
     axes.plot([r.p50_ms for r in ordered], [r.accuracy for r in ordered], "-o", color=BLUE, label=OURS, zorder=3)
@@ -60,7 +60,7 @@ def draw_accuracy(axes: Any, ours: list[Row], others: list[Row]) -> None:
     axes.set_ylabel("accuracy, %")
 
 
-def draw_bits(axes: Any, ours: list[Row], others: list[Row]) -> None:
+def draw_bits(axes: Any, ours: list[RaceRow], others: list[RaceRow]) -> None:
     names = sorted({bits_of(row) for row in [*ours, *others]}, key=lambda name: (not name.isdigit(), name.zfill(4)))
     place = {name: i for i, name in enumerate(names)}
     ordered = sorted(ours, key=lambda row: place[bits_of(row)])
@@ -74,7 +74,7 @@ def draw_bits(axes: Any, ours: list[Row], others: list[Row]) -> None:
     axes.set_ylabel("bits")
 
 
-def bits_of(row: Row) -> str:
+def bits_of(row: RaceRow) -> str:
     return {"int8": "8", "fp32": "32"}.get(row.variant, row.variant)
 
 

@@ -51,7 +51,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Row:
+class RaceRow:
     """One contestant's figures. `speedup` is against the best int8 rival of the same race; None where there is none."""
 
     engine: str
@@ -95,7 +95,7 @@ class Bench:
     model: str
     size: tuple[int, int]
     machine: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RaceRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)  # rivals that were asked for and are not installed
     notes: list[str] = field(default_factory=list)
@@ -253,7 +253,7 @@ def heat(
         p10, p50, p90 = (1e3 * seconds for seconds in percentiles(times[engine, variant]))
         ours = by_name[variant] if engine == OURS else None
         done.rows.append(
-            Row(
+            RaceRow(
                 engine=engine,
                 variant=variant,
                 batch=batch,

@@ -124,7 +124,7 @@ def given_network(path: str, size: tuple[int, int]) -> Any:
 def quantize_onnxruntime(source: Path, target: Path, images: list[np.ndarray]) -> None:
     quantization = importlib.import_module("onnxruntime.quantization")
 
-    class Images(quantization.CalibrationDataReader):  # type: ignore[name-defined]
+    class Images(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             self.rest = iter(images)
 

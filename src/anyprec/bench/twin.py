@@ -110,7 +110,8 @@ class Twin:
             assert weight.values is not None
             return weight.values.astype(np.float64)
         assert weight.codes is not None
-        return 2.0 * weight.codes[bits] + 1 - 2**bits
+        made: np.ndarray = 2.0 * weight.codes[bits] + 1 - 2**bits
+        return made
 
     def only_reader(self, op: Op) -> Op | None:
         readers = [other for other in self.graph.ops if op.name in (*other.inputs, other.attributes.get("like"))]

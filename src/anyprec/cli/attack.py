@@ -123,7 +123,7 @@ def matrix_table(found: Robustness, dedicated: Mapping[int, Mapping[str, float]]
     columns = list(found.clean)
     extra = [k for k in dedicated if k not in columns]
     heads = [*columns, *extra]
-    rows: list[tuple[str, Mapping]] = [("no attack", found.clean)]
+    rows: list[tuple[str, Mapping[int | str, float]]] = [("no attack", found.clean)]
     rows += [("all widths" if a == ALL else f"attack on {shown(a)}", row) for a, row in found.matrix.items()]
     if dedicated:
         rows.append(("dedicated", {k: row["clean"] for k, row in dedicated.items()}))

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from anyprec.arguments import duration, whole
 from anyprec.bench import rivals
-from anyprec.bench.race import Bench, Failure, Row, Wish, bench
+from anyprec.bench.race import Bench, Failure, RaceRow, Wish, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.bench.timing import TIMEOUT_S
 from anyprec.cli.output import print_json
@@ -133,7 +133,7 @@ def table(done: Bench) -> str:
     return "\n".join(lines)
 
 
-def race_table(rows: list[Row], batch: int, threads: int) -> list[str]:
+def race_table(rows: list[RaceRow], batch: int, threads: int) -> list[str]:
     head = f"batch {batch}, {threads} thread{'s' * (threads > 1)}"
     lines = [f"{head:<22}{'p50 ms':>9}{'p10':>9}{'p90':>9}{'images/s':>10}{'x int8':>8}{'disk MB':>9}{'memory MB':>11}"]
     known = any(row.accuracy is not None for row in rows)

@@ -17,7 +17,7 @@ import numpy as np
 
 from anyprec.arguments import duration, seed, span, whole
 from anyprec.cli.output import print_json
-from anyprec.errors import AnyprecError, LoadError
+from anyprec.errors import AnyprecError, LoadTestError
 from anyprec.loadtest import arrivals, report
 from anyprec.loadtest.client import Plan
 from anyprec.loadtest.outcome import Outcome
@@ -132,7 +132,7 @@ def pictures_of(args: argparse.Namespace, target: Target, needed: int) -> tuple[
         if not isinstance(data, ArrayData):
             raise AnyprecError(f"--dataset {args.dataset} is not held in memory as images of one size; give --images")
         if target.output_datatype not in OUTPUT_DTYPES:
-            raise LoadError(f"model {target.model} answers {target.output_datatype}, which holds no classes")
+            raise LoadTestError(f"model {target.model} answers {target.output_datatype}, which holds no classes")
         images, labels = data.images, data.labels
     else:
         labels = None
@@ -145,9 +145,11 @@ def read_images(path: Path) -> np.ndarray:
     try:
         images: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise LoadError(f"{path} cannot be read as an array ({error}); save images (N, ...) with numpy.save") from error
+        raise LoadTestError(
+            f"{path} cannot be read as an array ({error}); save images (N, ...) with numpy.save"
+        ) from error
     if images.ndim < 2 or not len(images):
-        raise LoadError(f"{path} has shape {images.shape}; give at least one image, (N, ...)")
+        raise LoadTestError(f"{path} has shape {images.shape}; give at least one image, (N, ...)")
     return images
 
 

@@ -13,7 +13,7 @@ from anyprec.cli.output import print_json
 from anyprec.cli.tables import bits_name, table
 from anyprec.errors import AnyprecError
 from anyprec.models import catalog
-from anyprec.models.catalog import Card, ProfileFacts
+from anyprec.models.catalog import ModelCard, ProfileFacts
 
 EXAMPLE = "anyprec models cifar10-vgg-small"
 
@@ -45,16 +45,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def described(card: Card) -> dict[str, Any]:
+def described(card: ModelCard) -> dict[str, Any]:
     """The card, and where its file is; null where it is not downloaded yet."""
-    path = catalog.place(card)
+    path = catalog.model_path(card)
     return {**card.to_dict(), "path": str(path) if path.is_file() else None}
 
 
 # --- As text ---
 
 
-def list_text(cards: Sequence[Card]) -> str:
+def list_text(cards: Sequence[ModelCard]) -> str:
     """Two rows a model, accuracy and time, with a column for each width."""
     columns = list(dict.fromkeys(name for card in cards for name in card.profiles))
     columns.sort(key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0))
@@ -68,8 +68,8 @@ def list_text(cards: Sequence[Card]) -> str:
     return f"{text}\n\nanyprec models NAME shows all that is known of one; anyprec run NAME photo.jpg uses it"
 
 
-def card_text(card: Card) -> str:
-    path = catalog.place(card)
+def card_text(card: ModelCard) -> str:
+    path = catalog.model_path(card)
     training = card.training
     size = " x ".join("any" if n is None else str(n) for n in card.input)
     here = path if path.is_file() else f"not downloaded; anyprec models --fetch {card.name}"
@@ -90,7 +90,7 @@ def card_text(card: Card) -> str:
     return table(rows) + "\n\n" + profiles_text(card)
 
 
-def profiles_text(card: Card) -> str:
+def profiles_text(card: ModelCard) -> str:
     masks = card.task == "segmentation"
     rows = [["bits", *(["mIoU"] if masks else []), "pixels right" if masks else "accuracy", "as torch", "ms", "bytes"]]
     for name, facts in card.profiles.items():
@@ -123,14 +123,14 @@ def short(value: Any) -> str:
     return "/".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def timing_text(card: Card) -> str:
+def timing_text(card: ModelCard) -> str:
     at = card.timing
     if at is None:
         return f"not measured; anyprec bench {card.name} --rivals none measures them here"
     return f"{at['cpu']}, {at['isa']}; batch 1, one thread, median of {at['rounds']} rounds"
 
 
-def measure_name(card: Card) -> str:
+def measure_name(card: ModelCard) -> str:
     return "mIoU %" if card.task == "segmentation" else "accuracy %"
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
-from anyprec.choices import EDGES
+from anyprec.choices import FIRST_LAST
 from anyprec.cli.output import print_json, print_next
 from anyprec.errors import AnyprecError, DataError
 from anyprec.widths import FLOAT, Profile, parse_widths
 
 EXAMPLE = "anyprec pack runs/digits --out digits.apm"
+
+
+class _Renamed(argparse.Action):
+    """--edges, as --first-last was called once."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        print("anyprec: note: --edges is called --first-last now", file=sys.stderr)
+        setattr(namespace, self.dest, values)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels", metavar="FILE.txt", help="names of the classes, one a line (default: the data set's)"
     )
     parser.add_argument("--dataset", metavar="NAME", help="the data set it is for (default: of the model's recipe)")
-    parser.add_argument("--edges", choices=EDGES, default="float", help="first and last layers (default: float)")
     parser.add_argument(
-        "--data", metavar="DIR", help="folder of the data set: for --edges 8bit, and for checkpoints without sizes"
+        "--first-last", choices=FIRST_LAST, default="float", help="first and last layers (default: float)"
+    )
+    parser.add_argument(
+        "--edges", dest="first_last", choices=FIRST_LAST, default=argparse.SUPPRESS, action=_Renamed,
+        help=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of the data set: for --first-last 8bit, and for checkpoints without sizes"
     )
     parser.add_argument(
         "--no-verify", action="store_true", help="do not compare the file with the network it was made of"
@@ -60,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     shape = (channels, *((height, width) if image is None or image.size is None else image.size))
     # Of the range it was trained on: enough to compare the file with it
     example = image_noise(IMAGES, shape, image.image if image else None)
-    if args.edges != "float":
+    if args.first_last != "float":
         example = training_images(dataset, args.data, record, image)
     widths = parse_widths(args.widths) if args.widths else None
     keep_float = args.float or (widths is not None and FLOAT in widths)
@@ -73,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
         profiles=[Profile.load(p) for p in args.profile],
         labels=read_labels(args.labels) if args.labels else labels,
         image=image,
-        accuracy=accuracies(record, keep_float, widths) if args.edges == "float" else None,
-        edges=args.edges,
+        accuracy=accuracies(record, keep_float, widths) if args.first_last == "float" else None,
+        first_last=args.first_last,
         verify=not args.no_verify,
     )
     if args.json:

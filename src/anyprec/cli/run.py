@@ -26,8 +26,16 @@ from anyprec.errors import AnyprecError, InputError, UnsupportedBits
 from anyprec.files import written_whole
 from anyprec.progress import Progress
 from anyprec.run import segmentation
-from anyprec.run.accuracy import Row, measure
-from anyprec.run.images import Batch, count, find_files, is_array, missing_preprocessing, read_batches, unknown_size
+from anyprec.run.accuracy import AccuracyRow, measure
+from anyprec.run.images import (
+    ImageBatch,
+    count_images,
+    find_files,
+    is_array,
+    missing_preprocessing,
+    read_batches,
+    unknown_size,
+)
 from anyprec.run.labels import labeled, number
 from anyprec.run.model import PackedModel, is_random, load
 from anyprec.widths import parse_widths
@@ -137,7 +145,7 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
     if args.masks:
         segmentation.check_folder(args.masks)
     files = find_files(args.images)
-    total = sum(map(count, files)) * len(profiles)
+    total = sum(map(count_images, files)) * len(profiles)
     records: list[dict[str, Any]] = []
     outputs: Outputs = {profile: [] for profile in profiles}
     with Progress("run", total=total, unit="img") if total >= MANY else contextlib.nullcontext() as bar:
@@ -173,7 +181,7 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
     return 0
 
 
-def run_batch(model: PackedModel, batch: Batch, profile: str, path: Path) -> tuple[npt.NDArray[np.float32], ...]:
+def run_batch(model: PackedModel, batch: ImageBatch, profile: str, path: Path) -> tuple[npt.NDArray[np.float32], ...]:
     try:
         y = model(batch.images, profile, layout=batch.layout)
     except InputError as error:
@@ -190,7 +198,7 @@ def warn(line: str | None) -> None:
 
 
 def run_each(
-    model: PackedModel, batch: Batch, profile: str, path: Path
+    model: PackedModel, batch: ImageBatch, profile: str, path: Path
 ) -> tuple[tuple[npt.NDArray[np.float32], ...], list[Any]]:
     """Image by image, each with a width of its own: the outputs, and the widths that were drawn."""
     outputs, drawn = [], []
@@ -212,7 +220,7 @@ def answer(model: PackedModel, y: npt.NDArray[np.float32], top: int, layout: str
     return found
 
 
-def write_masks(folder: str, model: PackedModel, batch: Batch, y: npt.NDArray[np.float32], profile: str) -> None:
+def write_masks(folder: str, model: PackedModel, batch: ImageBatch, y: npt.NDArray[np.float32], profile: str) -> None:
     """street.8bit.png and street.8bit.overlay.png for image street.jpg; x_3.8bit.png for x.npy[3]."""
     if y.ndim != 4 or batch.images.dtype != np.uint8:
         why = f"{model.name} gives one answer an image" if y.ndim != 4 else "arrays of floats are no pictures"
@@ -318,7 +326,7 @@ def heading(about: dict[str, Any]) -> str:
     return f"{tested}; batch {about['batch']}, {about['threads']} thread{'s' * (about['threads'] > 1)}, {about['isa']}"
 
 
-def row_record(row: Row, classes: Sequence[str]) -> dict[str, Any]:
+def row_record(row: AccuracyRow, classes: Sequence[str]) -> dict[str, Any]:
     record = {"accuracy": row.accuracy, "latency_ms": row.latency_ms, "bytes": row.bytes}
     if row.miou is None:
         return record
@@ -326,7 +334,7 @@ def row_record(row: Row, classes: Sequence[str]) -> dict[str, Any]:
     return {**record, "miou": row.miou, "iou": ious}
 
 
-def accuracy_table(about: dict[str, Any], rows: Sequence[Row]) -> str:
+def accuracy_table(about: dict[str, Any], rows: Sequence[AccuracyRow]) -> str:
     masks = bool(rows) and rows[0].miou is not None
     cells = [["bits", *(["mIoU", "pixels right"] if masks else ["accuracy"]), "ms an image", "bytes"]]
     for row in rows:

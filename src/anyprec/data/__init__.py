@@ -5,9 +5,9 @@ for images, labels in batches(data, 128, augment="crop-flip", train=True, seed=0
 """
 
 from anyprec.data.augment import AUGMENTS, Augment
-from anyprec.data.catalog import DATASETS, Spec, load_data
+from anyprec.data.catalog import DATASETS, DatasetSpec, load_data
 from anyprec.data.loader import batches, preprocessing_of, steps_per_epoch
-from anyprec.data.masks import IGNORED, VOID, MaskData, Sample
+from anyprec.data.masks import IGNORED, VOID, MaskData, MaskSample
 from anyprec.data.sets import ArrayData, FileData
 
 __all__ = [
@@ -17,10 +17,10 @@ __all__ = [
     "VOID",
     "ArrayData",
     "Augment",
+    "DatasetSpec",
     "FileData",
     "MaskData",
-    "Sample",
-    "Spec",
+    "MaskSample",
     "batches",
     "load_data",
     "preprocessing_of",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from anyprec.data.folder import SUFFIXES
-from anyprec.data.masks import VOID, MaskData, Sample
+from anyprec.data.masks import VOID, MaskData, MaskSample
 from anyprec.data.voc import CLASSES as VOC_CLASSES
 from anyprec.errors import DataError
 
@@ -57,7 +57,7 @@ def read_masks(root: Path, split: str) -> MaskData:
     return MaskData(find_samples(root, split, (), "", LAYOUT), names, name="masks")
 
 
-def find_samples(root: Path, split: str, folders: Sequence[str], archive: str, layout: str) -> list[Sample]:
+def find_samples(root: Path, split: str, folders: Sequence[str], archive: str, layout: str) -> list[MaskSample]:
     """Samples of a split from `root`, one of its `folders`, or an archive whose name starts with `archive`."""
     names = ("train",) if split == "train" else ("test", "val")
     for folder in (root, *(root / name for name in folders)):
@@ -75,14 +75,14 @@ def find_samples(root: Path, split: str, folders: Sequence[str], archive: str, l
     raise DataError(f"{found[0]} has no folder {' or '.join(names)}; expected {layout}")
 
 
-def match(images: dict[str, Path] | dict[str, bytes], masks: dict[str, Path] | dict[str, bytes], what: str) -> list:
+def match(images: Mapping[str, Path | bytes], masks: Mapping[str, Path | bytes], what: str) -> list[MaskSample]:
     """Samples in the order of their names, each image with the mask of its name."""
     if not images:
         raise DataError(f"{what} has no images ({' '.join(SUFFIXES)}); add some")
     alone = sorted(images.keys() - masks.keys())
     if alone:
         raise DataError(f"{what}: {alone[0]} and {len(alone) - 1} more have no mask of their name; add them")
-    return [Sample(name, images[name], masks[name]) for name in sorted(images)]
+    return [MaskSample(name, images[name], masks[name]) for name in sorted(images)]
 
 
 def _listing(folder: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from anyprec.data import annotated, cifar10, digits, draws, folder, idx, svhn, voc
 from anyprec.data.augment import Augment, find_augment
-from anyprec.data.download import Remote, fetch, locked, unpack
+from anyprec.data.download import RemoteFile, fetch, locked, unpack
 from anyprec.data.masks import MaskData
 from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD, ArrayData, FileData
 from anyprec.errors import DataError
@@ -26,7 +26,7 @@ Data = ArrayData | FileData | MaskData
 
 
 @dataclass(frozen=True)
-class Spec:
+class DatasetSpec:
     """One data set: how it is read, and what the user has to know of it."""
 
     name: str
@@ -35,7 +35,7 @@ class Spec:
     augment: str  # the setting it is usually trained with
     layout: str = ""  # what its folder must hold; empty: embedded, needs no folder
     find: Callable[[Path, str], tuple[list[Path], list[str]]] | None = None  # (files there, names missing)
-    archives: Callable[[Path, str], list[Remote]] | None = (
+    archives: Callable[[Path, str], list[RemoteFile]] | None = (
         None  # what a download fetches; None: it cannot be downloaded
     )
     # Known without reading it. shape: H, W, C of its images, None where the user's files say; masks have no size.
@@ -55,10 +55,10 @@ class Spec:
         return how.preprocessing(self.shape or (how.resize, how.resize, 3), self.mean, self.std)
 
 
-DATASETS: dict[str, Spec] = {
+DATASETS: dict[str, DatasetSpec] = {
     spec.name: spec
     for spec in (
-        Spec(
+        DatasetSpec(
             "digits",
             "1,797 handwritten digits, 8x8 gray, embedded in the package",
             digits.read_digits,
@@ -68,7 +68,7 @@ DATASETS: dict[str, Spec] = {
             mean=digits.MEAN,
             std=digits.STD,
         ),
-        Spec(
+        DatasetSpec(
             "cifar10",
             "60,000 photographs of 10 things, 32x32 color",
             cifar10.read_cifar10,
@@ -81,7 +81,7 @@ DATASETS: dict[str, Spec] = {
             mean=cifar10.MEAN,
             std=cifar10.STD,
         ),
-        Spec(
+        DatasetSpec(
             "svhn",
             "630,420 house-number digits, 32x32 color",
             svhn.read_svhn,
@@ -94,7 +94,7 @@ DATASETS: dict[str, Spec] = {
             mean=svhn.MEAN,
             std=svhn.STD,
         ),
-        Spec(
+        DatasetSpec(
             "fashion-mnist",
             "70,000 pieces of clothing, 28x28 gray",
             idx.read_fashion,
@@ -107,7 +107,7 @@ DATASETS: dict[str, Spec] = {
             mean=idx.MEAN,
             std=idx.STD,
         ),
-        Spec(
+        DatasetSpec(
             "imagenet",
             "1.3 million photographs of 1,000 things",
             folder.read_imagenet,
@@ -115,8 +115,8 @@ DATASETS: dict[str, Spec] = {
             folder.IMAGENET_LAYOUT,
             shape=(folder.PHOTO, folder.PHOTO, 3),
         ),
-        Spec("folder", "your own images, one folder a class", folder.read_folder, "imagenet", folder.LAYOUT),
-        Spec(
+        DatasetSpec("folder", "your own images, one folder a class", folder.read_folder, "imagenet", folder.LAYOUT),
+        DatasetSpec(
             "camvid",
             "600 street scenes, 11 classes, a mask each",
             annotated.read_camvid,
@@ -125,7 +125,7 @@ DATASETS: dict[str, Spec] = {
             classes=annotated.CAMVID_CLASSES,
             masks=True,
         ),
-        Spec(
+        DatasetSpec(
             "voc",
             "Pascal VOC 2012 and SBD: 12,031 photographs, a mask each",
             voc.read_voc,
@@ -134,7 +134,7 @@ DATASETS: dict[str, Spec] = {
             classes=voc.CLASSES,
             masks=True,
         ),
-        Spec(
+        DatasetSpec(
             "voc-animals",
             "1,421 photographs of VOC 2012 that show animals, a mask each",
             annotated.read_animals,
@@ -143,7 +143,7 @@ DATASETS: dict[str, Spec] = {
             classes=voc.CLASSES,
             masks=True,
         ),
-        Spec("masks", "your own images, a mask each", annotated.read_masks, "voc", annotated.LAYOUT, masks=True),
+        DatasetSpec("masks", "your own images, a mask each", annotated.read_masks, "voc", annotated.LAYOUT, masks=True),
     )
 }
 
@@ -178,7 +178,7 @@ def load_data(
     return _limited(spec.read(root, split), split, limit)
 
 
-def _download(spec: Spec, split: str, root: Path) -> None:
+def _download(spec: DatasetSpec, split: str, root: Path) -> None:
     if spec.archives is None or spec.find is None:
         raise DataError(
             f"{spec.name} cannot be downloaded for you; get it yourself and give a folder with {spec.layout}"
@@ -201,7 +201,7 @@ def _limited(data: Data, split: str, limit: int | None) -> Data:
         raise DataError(
             f"limit={limit!r} is not allowed; {data.name} has {len(data)} {split} images: give 1..{len(data)}"
         )
-    return some_of(data, limit)
+    return balanced_subset(data, limit)
 
 
 def hold_out(data: Data, count: int) -> tuple[Data, Data]:
@@ -215,7 +215,7 @@ def hold_out(data: Data, count: int) -> tuple[Data, Data]:
     return data.take(np.sort(order[:-count])), data.take(np.sort(order[-count:]))
 
 
-def some_of(data: Data, count: int) -> Data:
+def balanced_subset(data: Data, count: int) -> Data:
     """The first of a fixed, class-balanced shuffle; masks have no one class, so theirs is a shuffle alone."""
     labels = np.zeros(len(data), np.int64) if isinstance(data, MaskData) else data.labels
     return data.take(draws.balance(labels)[:count])

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anyprec.data.cache import unpacked
-from anyprec.data.download import Remote, locate
+from anyprec.data.download import RemoteFile, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError
 
@@ -32,13 +32,13 @@ LAYOUT = (
     f"data_batch_1..5.bin and test_batch.bin (or the same with .bin.xz) in the folder or its {BINARY}, "
     f"or the python batches in {PYTHON}"
 )
-ARCHIVE = Remote(
+ARCHIVE = RemoteFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     "md5:c32a1d4ab5d03f1284b67883e8d87530",
     170_052_171,
 )
 # The same images in the python layout; `archives` takes it when it already lies in the folder.
-PYTHON_ARCHIVE = Remote(
+PYTHON_ARCHIVE = RemoteFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "md5:c58f30108f718f92721af3b95e74349a",
     170_498_071,
@@ -72,7 +72,7 @@ def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     return locate({name: [root / folder / (name + suffix) for folder, suffix in places] for name in names})
 
 
-def archives(root: Path, split: str) -> list[Remote]:
+def archives(root: Path, split: str) -> list[RemoteFile]:
     """What to download and unpack: the binary archive, unless the python one is there already."""
     return [PYTHON_ARCHIVE if (root / PYTHON_ARCHIVE.name).is_file() else ARCHIVE]
 

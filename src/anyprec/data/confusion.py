@@ -27,7 +27,8 @@ def class_iou(matrix: Counts) -> npt.NDArray[np.float64]:
     """
     right = np.diag(matrix).astype(np.float64)
     union = matrix.sum(axis=0) + matrix.sum(axis=1) - right
-    return 100 * np.divide(right, union, out=np.full(len(matrix), np.nan), where=union > 0)
+    made: npt.NDArray[np.float64] = 100 * np.divide(right, union, out=np.full(len(matrix), np.nan), where=union > 0)
+    return made
 
 
 def mean_iou(matrix: Counts) -> float:

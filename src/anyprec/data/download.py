@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from anyprec import files
-from anyprec.errors import ChecksumError, DataError
+from anyprec.errors import DataError, DownloadMismatch
 
 SCHEMES = ("http", "https")
 LOCK = ".anyprec-download.lock"
@@ -36,7 +36,7 @@ TIMEOUT = 30.0  # seconds without a byte
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     """A file to download: `checksum` is "md5:..." or "sha256:...", `size` in bytes."""
 
     url: str
@@ -263,7 +263,7 @@ def _verify(path: Path, checksum: str | None, size: int | None, advice: str) -> 
             hasher.update(block)
     kind, _, expected = checksum.partition(":")
     if hasher.hexdigest() != expected.lower():
-        raise ChecksumError(f"{path} ({given} bytes) has {kind} {hasher.hexdigest()}, expected {expected}; {advice}")
+        raise DownloadMismatch(f"{path} ({given} bytes) has {kind} {hasher.hexdigest()}, expected {expected}; {advice}")
 
 
 def unpack(archive: str | Path, folder: str | Path) -> None:

@@ -32,7 +32,7 @@ def uniform(seed: int, epoch: int, first: int, count: int, each: int) -> npt.NDA
     return ((words >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(count, each)  # (count, each)
 
 
-def turn(count: int, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
+def alternating_coins(count: int, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
     """One coin an image, tossed once; in every second epoch all coins are turned over."""
     heads = (_words(TURN, seed, 0, 0, count) >> np.uint64(63)).astype(bool)
     return heads ^ bool(epoch % 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data.download import Remote, locate
+from anyprec.data.download import RemoteFile, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError
 
@@ -63,8 +63,8 @@ def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     return locate({n: [root / folder / (n + end) for folder in PLACES for end in ("", ".gz")] for n in names})
 
 
-def archives(root: Path, split: str) -> list[Remote]:
-    return [Remote(f"{_BASE}{name}.gz", *REMOTE[name]) for name in find(root, split)[1]]
+def archives(root: Path, split: str) -> list[RemoteFile]:
+    return [RemoteFile(f"{_BASE}{name}.gz", *REMOTE[name]) for name in find(root, split)[1]]
 
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:

@@ -95,7 +95,7 @@ def batches(
         return _prefetched(prepare_masks, todo, prefetch) if prefetch else (prepare_masks(step) for step in todo)
 
     order = draws.shuffle(len(data), seed, epoch) if train else np.arange(len(data))
-    turned = draws.turn(len(data), seed, epoch) if train and how.turns else None
+    turned = draws.alternating_coins(len(data), seed, epoch) if train and how.turns else None
     if not train:
         read = testing_reader(data, preprocessing or preprocessing_of(data, how))
     else:

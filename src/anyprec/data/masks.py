@@ -40,7 +40,7 @@ ROOM = 256 << 20  # bytes of decoded samples a set keeps: all of CamVid at 240 x
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class MaskSample:
     name: str
     image: Path | bytes
     mask: Path | bytes  # PNG, or SBD's .mat
@@ -56,7 +56,7 @@ class MaskData:
 
     def __init__(
         self,
-        samples: Sequence[Sample],
+        samples: Sequence[MaskSample],
         classes: Sequence[str],
         *,
         void: Sequence[int] = (VOID,),
@@ -149,7 +149,7 @@ class MaskData:
         with ThreadPoolExecutor(max(1, min(self.threads, count))) as pool:  # as FileData.read, for its reasons
             return list(pool.map(make, range(count)))
 
-    def _classes_of(self, mask: npt.NDArray[Any], sample: Sample) -> Pixels:
+    def _classes_of(self, mask: npt.NDArray[Any], sample: MaskSample) -> Pixels:
         found = self._known[mask]
         if found.min() < 0:
             odd = int(mask[found < 0][0])
@@ -157,10 +157,11 @@ class MaskData:
                 f"{self.name}: the mask of {sample.name} has label {odd}; allowed are 0..{len(self.classes) - 1} and "
                 f"{', '.join(map(str, self.void))} for no class"
             )
-        return found.astype(np.uint8)
+        made: Pixels = found.astype(np.uint8)
+        return made
 
 
-def decode_image(sample: Sample) -> Pixels:
+def decode_image(sample: MaskSample) -> Pixels:
     try:
         with pillow_open()(_source(sample.image)) as image:
             turned = orientation(image)
@@ -177,7 +178,7 @@ def decode_image(sample: Sample) -> Pixels:
     return pixels
 
 
-def decode_mask(sample: Sample) -> Pixels:
+def decode_mask(sample: MaskSample) -> Pixels:
     """(H, W) uint8, the labels as they are in the file: indices of a palette, or gray levels."""
     if isinstance(sample.mask, Path) and sample.mask.suffix == ".mat":
         return sbd_mask(sample.mask)
@@ -219,7 +220,7 @@ def _stacked(pairs: Sequence[tuple[Pixels, Pixels]]) -> tuple[Pixels, Pixels]:
     return np.stack([image for image, _ in pairs]), np.stack([mask for _, mask in pairs])
 
 
-def _header(sample: Sample) -> tuple[int, int]:
+def _header(sample: MaskSample) -> tuple[int, int]:
     try:
         with pillow_open()(_source(sample.image)) as image:
             width, height = upright_size(image)
@@ -234,5 +235,5 @@ def _source(item: Path | bytes) -> Any:
     return io.BytesIO(item) if isinstance(item, bytes) else item
 
 
-def _title(sample: Sample, item: Path | bytes) -> str:
+def _title(sample: MaskSample, item: Path | bytes) -> str:
     return sample.name if isinstance(item, bytes) else str(item)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anyprec.data.download import Remote, locate
+from anyprec.data.download import RemoteFile, locate
 from anyprec.data.sets import ArrayData
 from anyprec.errors import DataError, MissingExtra
 
@@ -56,8 +56,8 @@ def find(root: Path, split: str) -> tuple[list[Path], list[str]]:
     return locate({name: [root / name] for name in names})
 
 
-def archives(root: Path, split: str) -> list[Remote]:
-    return [Remote(_BASE + name, *REMOTE[name]) for name in find(root, split)[1]]
+def archives(root: Path, split: str) -> list[RemoteFile]:
+    return [RemoteFile(_BASE + name, *REMOTE[name]) for name in find(root, split)[1]]
 
 
 def _scipy_io() -> Any:

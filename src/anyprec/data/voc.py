@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from anyprec.data.masks import MaskData, Sample
+from anyprec.data.masks import MaskData, MaskSample
 from anyprec.errors import DataError
 
 CLASSES = (
@@ -52,15 +52,15 @@ def read_voc(root: Path, split: str) -> MaskData:
     return MaskData(samples, CLASSES, name="voc")
 
 
-def _voc_sample(voc: Path, name: str) -> Sample:
+def _voc_sample(voc: Path, name: str) -> MaskSample:
     return _sample(name, voc / "JPEGImages" / f"{name}.jpg", voc / "SegmentationClass" / f"{name}.png")
 
 
-def _sample(name: str, image: Path, mask: Path) -> Sample:
+def _sample(name: str, image: Path, mask: Path) -> MaskSample:
     for path in (image, mask):
         if not path.is_file():
             raise DataError(f"there is no {path}, though its set lists {name}; unpack the archive again")
-    return Sample(name, image, mask)
+    return MaskSample(name, image, mask)
 
 
 def _names(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
 from anyprec.format.graph import FORMATS, INPUT, bits_of
 from anyprec.format.header import TensorPlace, show
 from anyprec.format.planes import plane_bytes
-from anyprec.format.schema import BIG, FIXED, PAIR, SCHEMAS, Schema, is_int, is_name
+from anyprec.format.schema import BIG, FIXED, PAIR, SCHEMAS, OpSchema, is_int, is_name
 from anyprec.format.shapes import MAX_ELEMENTS, Shape, title, value_shape
 from anyprec.preprocessing import FILTERS, RESIZES
 from anyprec.widths import FLOAT, INTEGER_WIDTHS
@@ -33,7 +33,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
 
 
 @dataclass
-class Checked:
+class CheckedGraph:
     """What check_graph learned: the tensors the file must hold, in file order, and the shape of every value."""
 
     tensors: Tensors = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Checked:
     fixed: dict[str, int | None] = field(default_factory=dict)  # of each quantize op: its own bits, None: the profile's
 
 
-def check_graph(graph: Any) -> Checked:
+def check_graph(graph: Any) -> CheckedGraph:
     """Raises BadGraph or UnsupportedVersion, naming the part that is wrong."""
     need(isinstance(graph, dict) and "format" in graph, "the graph is not a table with 'format'")
     if not is_int(graph["format"]) or graph["format"] not in FORMATS:
@@ -55,7 +55,7 @@ def check_graph(graph: Any) -> Checked:
     need(is_name(graph["name"]), f"name {show(graph['name'])} must be 1 to 200 printable ASCII characters")
     made_by = graph["made_by"]
     need(made_by == "" or is_name(made_by), f"made_by {show(made_by)} must be up to 200 printable ASCII characters")
-    checked = Checked()
+    checked = CheckedGraph()
     checked.values[INPUT] = check_input(graph["input"], graph["format"])
     check_labels(graph["labels"])
     check_weights(graph["weights"])
@@ -245,7 +245,7 @@ def check_profile_list(profiles: Any) -> None:
         )
 
 
-def check_ops(graph: Mapping[str, Any], checked: Checked) -> None:
+def check_ops(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     ops = graph["ops"]
     need(isinstance(ops, list) and bool(ops), f"ops is {show(ops)}, not a list of at least one")
     need(len(ops) <= MAX_OPS, f"{len(ops):,} ops are over the limit, {MAX_OPS:,}")
@@ -265,7 +265,7 @@ def check_ops(graph: Mapping[str, Any], checked: Checked) -> None:
         need(name in used, f"weight {name!r} is used by no op; leave it out")
 
 
-def check_op(op: Mapping[str, Any], schema: Schema, weights: Mapping[str, Any], checked: Checked) -> None:
+def check_op(op: Mapping[str, Any], schema: OpSchema, weights: Mapping[str, Any], checked: CheckedGraph) -> None:
     """One op: its attributes, what it reads, and the value it makes, which is added to `checked`."""
     check_keys(op, ("name", "op", "in", *schema.attributes), title(op), schema.optional)
     for key, rule in (schema.attributes | schema.optional).items():
@@ -289,7 +289,7 @@ def check_op(op: Mapping[str, Any], schema: Schema, weights: Mapping[str, Any], 
     checked.values[op["name"]] = value_shape(op, shapes, weight, like)
 
 
-def check_codes(op: Mapping[str, Any], schema: Schema, weight: Any, checked: Checked) -> None:
+def check_codes(op: Mapping[str, Any], schema: OpSchema, weight: Any, checked: CheckedGraph) -> None:
     """Codes go from a quantize to ops that take them; `signed` means the same at both ends."""
     takes_codes = schema.reads == "codes" or (schema.reads == "weight" and not weight["float"])
     if schema.reads != "either":
@@ -311,7 +311,7 @@ def check_codes(op: Mapping[str, Any], schema: Schema, weight: Any, checked: Che
         )
 
 
-def check_outputs(graph: Mapping[str, Any], checked: Checked) -> None:
+def check_outputs(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     outputs = graph["outputs"]
     need(isinstance(outputs, list) and bool(outputs), f"outputs is {show(outputs)}, not a list of at least one")
     for value in outputs:
@@ -321,7 +321,7 @@ def check_outputs(graph: Mapping[str, Any], checked: Checked) -> None:
     need(len(set(outputs)) == len(outputs), f"outputs {show(outputs)} names one twice")
 
 
-def check_profiles(graph: Mapping[str, Any], checked: Checked) -> None:
+def check_profiles(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     """Bits of every profile: for the weights and quantize ops there are, of widths the file has, and small enough."""
     quantized = {name: weight for name, weight in graph["weights"].items() if not weight["float"]}
     in_planes = {name for name, weight in quantized.items() if "bits" not in weight}
@@ -373,7 +373,7 @@ def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part:
         raise BadGraph(f"{what}: {part} leaves out {name!r}; give a number for each, or one for all")
 
 
-def needed_tensors(graph: Mapping[str, Any], checked: Checked) -> Tensors:
+def needed_tensors(graph: Mapping[str, Any], checked: CheckedGraph) -> Tensors:
     """In file order: that of the safetensors library, wider dtypes first, then by name."""
     rows = len(graph["profiles"])
     floats: Tensors = {}
@@ -398,7 +398,7 @@ def needed_tensors(graph: Mapping[str, Any], checked: Checked) -> Tensors:
     return {name: part[name] for part in (floats, bytes_) for name in sorted(part)}
 
 
-def table_width(op: Mapping[str, Any], weights: Mapping[str, Any], checked: Checked) -> tuple[int, ...] | None:
+def table_width(op: Mapping[str, Any], weights: Mapping[str, Any], checked: CheckedGraph) -> tuple[int, ...] | None:
     """Shape of one profile's row of an op's table, or None where it has no table."""
     form = SCHEMAS[op["op"]].table
     if not form or not op.get("affine", True):

@@ -15,7 +15,7 @@ BIG = 2**31  # any dimension is below this
 
 
 @dataclass(frozen=True)
-class Rule:
+class AttributeRule:
     allowed: str
     holds: Callable[[Any], bool]
 
@@ -31,8 +31,8 @@ def ints(count: int, least: int) -> Callable[[Any], bool]:
     return holds
 
 
-def or_null(rule: Rule) -> Rule:
-    return Rule(f"{rule.allowed}, or null", lambda value: value is None or rule.holds(value))
+def or_null(rule: AttributeRule) -> AttributeRule:
+    return AttributeRule(f"{rule.allowed}, or null", lambda value: value is None or rule.holds(value))
 
 
 def is_scale(value: Any) -> bool:
@@ -44,19 +44,19 @@ def is_name(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= 200 and all(" " <= char <= "~" for char in value)
 
 
-FLAG = Rule("true or false", lambda value: isinstance(value, bool))
-COUNT = Rule("a whole number from 1", lambda value: is_int(value) and 1 <= value < BIG)
-PAIR = Rule("[h, w], each from 1", ints(2, 1))
-PADS = Rule("[top, left, bottom, right], each from 0", ints(4, 0))
-AROUND = Rule("[before, after], each from 0", ints(2, 0))
-SCALE = Rule("[h, w], each above 0", is_scale)
-NAME = Rule("1 to 200 printable ASCII characters", is_name)
-FIXED = Rule(f"{FIXED_BITS}", lambda value: is_int(value) and value == FIXED_BITS)
-MODE = Rule("'bilinear' or 'nearest'", lambda value: value in ("bilinear", "nearest"))
+FLAG = AttributeRule("true or false", lambda value: isinstance(value, bool))
+COUNT = AttributeRule("a whole number from 1", lambda value: is_int(value) and 1 <= value < BIG)
+PAIR = AttributeRule("[h, w], each from 1", ints(2, 1))
+PADS = AttributeRule("[top, left, bottom, right], each from 0", ints(4, 0))
+AROUND = AttributeRule("[before, after], each from 0", ints(2, 0))
+SCALE = AttributeRule("[h, w], each above 0", is_scale)
+NAME = AttributeRule("1 to 200 printable ASCII characters", is_name)
+FIXED = AttributeRule(f"{FIXED_BITS}", lambda value: is_int(value) and value == FIXED_BITS)
+MODE = AttributeRule("'bilinear' or 'nearest'", lambda value: value in ("bilinear", "nearest"))
 
 
 @dataclass(frozen=True)
-class Schema:
+class OpSchema:
     """`reads`: "float", "codes", "either" (and makes what it reads) or "weight": codes if its weight is quantized.
 
     `table` is the shape of one profile's row: "", "2", "2 x C" (C of the input) or "2 x out" (of the weight); an op
@@ -64,34 +64,34 @@ class Schema:
     """
 
     reads: str
-    attributes: dict[str, Rule] = field(default_factory=dict)
+    attributes: dict[str, AttributeRule] = field(default_factory=dict)
     table: str = ""
     inputs: tuple[int, int] = (1, 1)  # least, most
-    optional: dict[str, Rule] = field(default_factory=dict)  # attributes that may be left out
+    optional: dict[str, AttributeRule] = field(default_factory=dict)  # attributes that may be left out
 
 
 WINDOW = {"kernel": PAIR, "stride": PAIR, "pad": PADS}
 
 # fmt: off
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS: dict[str, OpSchema] = {
     # kind                       reads     attributes                                                        table
-    "quantize":          Schema("float",  {"signed": FLAG, "rectify": FLAG, "affine": FLAG},                "2 x C",
-                                optional={"bits": FIXED}),
-    "dequantize":        Schema("codes",  {},                                                               "2"),
-    "conv":              Schema("weight", {"weight": NAME, **WINDOW, "dilation": PAIR, "groups": COUNT,
-                                           "signed": FLAG, "affine": FLAG},                                 "2 x out"),
-    "linear":            Schema("weight", {"weight": NAME, "signed": FLAG, "affine": FLAG},                 "2 x out"),
-    "affine":            Schema("float",  {},                                                               "2 x C"),
-    "clip":              Schema("float",  {},                                                               "2"),
-    "add":               Schema("float",  {}, inputs=(2, 2)),
-    "concat":            Schema("float",  {}, inputs=(1, 65536)),
-    "max_pool":          Schema("either", {**WINDOW, "dilation": PAIR, "ceil": FLAG}),
-    "avg_pool":          Schema("float",  {**WINDOW, "ceil": FLAG, "count_pad": FLAG}),
-    "adaptive_avg_pool": Schema("float",  {"size": PAIR}),
-    "resize":            Schema("float",  {"mode": MODE, "align": FLAG, "size": or_null(PAIR),
-                                           "scale": or_null(SCALE), "like": or_null(NAME)}),
-    "softmax":           Schema("float",  {}),
-    "flatten":           Schema("either", {}),
-    "pad":               Schema("float",  {"h": AROUND, "w": AROUND, "c": AROUND}),
+    "quantize":          OpSchema("float",  {"signed": FLAG, "rectify": FLAG, "affine": FLAG},              "2 x C",
+                                  optional={"bits": FIXED}),
+    "dequantize":        OpSchema("codes",  {},                                                             "2"),
+    "conv":              OpSchema("weight", {"weight": NAME, **WINDOW, "dilation": PAIR, "groups": COUNT,
+                                             "signed": FLAG, "affine": FLAG},                             "2 x out"),
+    "linear":            OpSchema("weight", {"weight": NAME, "signed": FLAG, "affine": FLAG},               "2 x out"),
+    "affine":            OpSchema("float",  {},                                                             "2 x C"),
+    "clip":              OpSchema("float",  {},                                                             "2"),
+    "add":               OpSchema("float",  {}, inputs=(2, 2)),
+    "concat":            OpSchema("float",  {}, inputs=(1, 65536)),
+    "max_pool":          OpSchema("either", {**WINDOW, "dilation": PAIR, "ceil": FLAG}),
+    "avg_pool":          OpSchema("float",  {**WINDOW, "ceil": FLAG, "count_pad": FLAG}),
+    "adaptive_avg_pool": OpSchema("float",  {"size": PAIR}),
+    "resize":            OpSchema("float",  {"mode": MODE, "align": FLAG, "size": or_null(PAIR),
+                                             "scale": or_null(SCALE), "like": or_null(NAME)}),
+    "softmax":           OpSchema("float",  {}),
+    "flatten":           OpSchema("either", {}),
+    "pad":               OpSchema("float",  {"h": AROUND, "w": AROUND, "c": AROUND}),
 }
 # fmt: on

@@ -90,7 +90,7 @@ def windows(op: Record, size: int | None, axis: int, pool: bool = False) -> int 
     room = size + before + after - reach
     if size + before + after >= BIG or room < 0:
         raise BadGraph(f"{title(op)}: size {size} with padding {before} + {after} does not fit windows of {reach}")
-    count = room // stride + 1
+    count: int = room // stride + 1
     if op.get("ceil") and room % stride and count * stride < size + before:
         count += 1
     return count

@@ -53,7 +53,8 @@ def steps(parts: Sequence[tuple[float, float]], cv2: float = 1.0, seed: int = 0)
     # A unit-rate process stretched by the rates: an arrival at `work` w comes when w requests were expected. In a
     # pause `work` stands still, so the part of an arrival is the last one that begins at or before it, and has a rate.
     part = np.searchsorted(work, unit, side="right") - 1
-    return np.concatenate([[0.0], ends])[part] + (unit - work[part]) / rates[part]
+    made: np.ndarray = np.concatenate([[0.0], ends])[part] + (unit - work[part]) / rates[part]
+    return made
 
 
 def ramp(rate0: float, rate1: float, seconds: float, cv2: float = 1.0, seed: int = 0) -> np.ndarray:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.errors import LoadError
+from anyprec.errors import LoadTestError
 from anyprec.loadtest import wire
 from anyprec.loadtest.outcome import BROKEN, OK, UNANSWERED, Outcome
 from anyprec.loadtest.poller import READ, WRITE, poller
@@ -96,7 +96,7 @@ class Sender:
         try:
             found = socket.getaddrinfo(plan.host, plan.port, type=socket.SOCK_STREAM)[0]
         except OSError as error:
-            raise LoadError(f"{plan.host}: {error}") from error
+            raise LoadTestError(f"{plan.host}: {error}") from error
         self.family, self.address = found[0], found[4]
 
     def warm(self) -> None:
@@ -106,7 +106,7 @@ class Sender:
                 sock = socket.create_connection((self.plan.host, self.plan.port), timeout=self.plan.timeout_s)
             except OSError as error:
                 self.close()
-                raise LoadError(f"{self.plan.host}:{self.plan.port}: no connection ({error})") from error
+                raise LoadTestError(f"{self.plan.host}:{self.plan.port}: no connection ({error})") from error
             self.idle.append(self.adopt(sock))
 
     def run(self, start: float, tick: Tick | None = None) -> Outcome:
@@ -394,6 +394,6 @@ def real_time() -> tuple[int, Any] | None:
 
 def check(plan: Plan, times: np.ndarray) -> None:
     if not len(plan.messages):
-        raise LoadError("there is nothing to send; give at least one image")
+        raise LoadTestError("there is nothing to send; give at least one image")
     if len(times) and (np.diff(times) < 0).any():
-        raise LoadError("times of a load must never fall; sort them")
+        raise LoadTestError("times of a load must never fall; sort them")

@@ -47,10 +47,12 @@ class Outcome:
 
     @property
     def send_delay(self) -> np.ndarray:
-        return self.sent - self.planned
+        made: np.ndarray = self.sent - self.planned
+        return made
 
     def in_time(self, slo_s: float) -> np.ndarray:
-        return (self.status == OK) & (self.done - self.planned <= slo_s)
+        made: np.ndarray = (self.status == OK) & (self.done - self.planned <= slo_s)
+        return made
 
     def labels(self, datatype: np.dtype) -> np.ndarray:
         """The most likely class of every answer that was kept, -1 elsewhere. (n,) int64"""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.errors import LoadError
+from anyprec.errors import LoadTestError
 from anyprec.loadtest.client import LOOK_S, Plan, Sender, Tick, check, clock, send
 from anyprec.loadtest.outcome import Outcome, merge
 
@@ -59,8 +59,8 @@ def expect(pipe: Pipe) -> Any:
     try:
         found = pipe.recv()
     except EOFError as error:
-        raise LoadError("a process of the load generator ended early; its message stands above") from error
-    if isinstance(found, LoadError):
+        raise LoadTestError("a process of the load generator ended early; its message stands above") from error
+    if isinstance(found, LoadTestError):
         raise found
     return found
 
@@ -71,7 +71,7 @@ def work(pipe: Pipe, plan: Plan, times: np.ndarray) -> None:
         sender.warm()
         pipe.send("ready")
         pipe.send(sender.run(pipe.recv()))
-    except LoadError as error:
+    except LoadTestError as error:
         pipe.send(error)
     except (EOFError, KeyboardInterrupt):
         pass  # the parent was interrupted and has said so

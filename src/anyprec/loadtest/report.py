@@ -113,7 +113,8 @@ def summarize(
 
 def judge(outcome: Outcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
     """Was each answer right? `labels` belong to the images that were sent. (n,) bool"""
-    return outcome.labels(datatype) == labels[outcome.image]
+    made: np.ndarray = outcome.labels(datatype) == labels[outcome.image]
+    return made
 
 
 def scores(outcome: Outcome, right: np.ndarray | None, expected: Mapping[str, float] | None) -> tuple[np.ndarray, str]:

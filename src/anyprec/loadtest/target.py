@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from anyprec.errors import LoadError
+from anyprec.errors import LoadTestError
 
 DTYPES: dict[str, np.dtype] = {"UINT8": np.dtype(np.uint8), "FP32": np.dtype(np.float32)}
 OUTPUT_DTYPES: dict[str, np.dtype] = {
@@ -51,23 +51,25 @@ def find(url: str, model: str | None = None, headers: Mapping[str, str] | None =
     try:
         host, port = parts.hostname, parts.port or 80
     except ValueError as error:
-        raise LoadError(f"{url}: {error}; write for example http://127.0.0.1:8000") from error
+        raise LoadTestError(f"{url}: {error}; write for example http://127.0.0.1:8000") from error
     if parts.scheme != "http" or not host:
-        raise LoadError(f"{url} is not an address of plain HTTP; write for example http://127.0.0.1:8000")
+        raise LoadTestError(f"{url} is not an address of plain HTTP; write for example http://127.0.0.1:8000")
     prefix = parts.path.rstrip("/")
     try:
         connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     except http.client.InvalidURL as error:
-        raise LoadError(f"{url!r} is not an address ({error}); write for example http://127.0.0.1:8000") from error
+        raise LoadTestError(f"{url!r} is not an address ({error}); write for example http://127.0.0.1:8000") from error
     try:
         if model is None:
             model = only_model(connection, prefix, headers)
         path = f"{prefix}/v2/models/{quote(model, safe='')}"
         about = ask(connection, "GET", path, headers)
     except (OSError, http.client.HTTPException) as error:
-        raise LoadError(f"{url}: no server answers there ({error}); is `anyprec serve` running?") from error
+        raise LoadTestError(f"{url}: no server answers there ({error}); is `anyprec serve` running?") from error
     except UnicodeError as error:  # of the host name, of a header or of the model
-        raise LoadError(f"{url}: the address, --model or a --header has letters HTTP cannot carry ({error})") from error
+        raise LoadTestError(
+            f"{url}: the address, --model or a --header has letters HTTP cannot carry ({error})"
+        ) from error
     finally:
         connection.close()
     return described(about, host=host, port=port, path=f"{path}/infer", model=model)
@@ -78,7 +80,7 @@ def only_model(connection: http.client.HTTPConnection, prefix: str, headers: Map
     names = [entry.get("name") for entry in index] if isinstance(index, list) else []
     if len(names) != 1:
         listed = f"it has {', '.join(map(str, names))}" if names else "the server does not list its models"
-        raise LoadError(f"which model? {listed}; add --model NAME")
+        raise LoadTestError(f"which model? {listed}; add --model NAME")
     return str(names[0])
 
 
@@ -96,11 +98,13 @@ def ask(
     if answer.status != 200:
         if may_lack:
             return {}
-        raise LoadError(f"{path}: the server answers {answer.status} {text[:200].decode(errors='replace')}")
+        raise LoadTestError(f"{path}: the server answers {answer.status} {text[:200].decode(errors='replace')}")
     try:
         return json.loads(text)
     except ValueError as error:
-        raise LoadError(f"{path}: the answer is not JSON; is this a server of the Open Inference Protocol?") from error
+        raise LoadTestError(
+            f"{path}: the answer is not JSON; is this a server of the Open Inference Protocol?"
+        ) from error
 
 
 def described(about: Any, **where: Any) -> Target:
@@ -120,9 +124,9 @@ def described(about: Any, **where: Any) -> Target:
             image_size=image_size(own),
         )
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise LoadError(f"{where['path']}: the model's metadata cannot be read ({error!r})") from error
+        raise LoadTestError(f"{where['path']}: the model's metadata cannot be read ({error!r})") from error
     if not target.datatypes:
-        raise LoadError(f"model {target.model} takes {datatypes[0]}; a load of {' or '.join(DTYPES)} can be sent")
+        raise LoadTestError(f"model {target.model} takes {datatypes[0]}; a load of {' or '.join(DTYPES)} can be sent")
     return target
 
 
@@ -145,14 +149,14 @@ def fit(images: np.ndarray, target: Target) -> np.ndarray:
     """Images (N, H, W, C) uint8 or float32, or already in the model's own shape -> what the model takes, (N, ...)."""
     name = next((name for name in target.datatypes if DTYPES[name] == images.dtype), None)
     if name is None:
-        raise LoadError(
+        raise LoadTestError(
             f"images are {images.dtype}, model {target.model} takes {' or '.join(target.datatypes)}; "
             "give an .npy of that type"
         )
     if images.ndim == 4 and not matches(images.shape[1:], target.shape):
         images = images.transpose(0, 3, 1, 2)
     if not matches(images.shape[1:], target.shape):
-        raise LoadError(
+        raise LoadTestError(
             f"images are {images.shape[1:]}, model {target.model} takes {list(target.shape)} (-1: any size)"
         )
     return np.ascontiguousarray(images)
@@ -168,7 +172,7 @@ def noise(target: Target, count: int, seed: int = 0) -> np.ndarray:
     if target.image_size is not None and len(free) == 2:  # height comes before width in every layout
         one[free[0]], one[free[1]] = target.image_size
     if any(size < 1 for size in one):
-        raise LoadError(f"model {target.model} takes images of any size; say which with --images FILE.npy")
+        raise LoadTestError(f"model {target.model} takes images of any size; say which with --images FILE.npy")
     draw = np.random.default_rng(seed)
     shape = (count, *one)
     if "UINT8" in target.datatypes:

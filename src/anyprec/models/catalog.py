@@ -38,7 +38,7 @@ class ProfileFacts:
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """The facts of one model. `training` holds its recipes (stages in order), seed, commit and core-hours."""
 
     name: str
@@ -74,7 +74,7 @@ class Card:
         return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Card:
+    def from_dict(cls, record: Mapping[str, Any]) -> ModelCard:
         known = {one.name for one in fields(cls)}
         if unknown := sorted(set(record) - known):
             raise ValueError(f"it has {unknown[0]!r}, which is not known")
@@ -88,12 +88,12 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json") if NAME.fullmatch(path.stem))
 
 
-def card(name: str) -> Card:
+def card(name: str) -> ModelCard:
     path = FOLDER / f"{name}.json"
     if not NAME.fullmatch(name) or not path.is_file():
         raise UnknownModel(f"no model is called {name!r}; {advice(name)}")
     try:
-        made = Card.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        made = ModelCard.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise AnyprecError(f"{path} is no card of a model ({error}); install anyprec again") from error
     return made
@@ -116,8 +116,7 @@ def find(given: str | Path) -> str | Path:
     What looks like a path and does not exist is given back as it is: whoever opens it says what is wrong.
     """
     text = os.fsdecode(given)
-    if is_checkpoint(text):
-        raise NotAModelFile(f"{text} is not packed yet; run: anyprec pack {shlex.quote(text)} --out net.apm")
+    check_packed(text)
     if not LIKE_A_NAME.fullmatch(text) or os.path.lexists(text):
         return given
     shipped = FOLDER / f"{text}.apm"
@@ -125,20 +124,29 @@ def find(given: str | Path) -> str | Path:
         return shipped
     if text not in names():
         raise UnknownModel(f"there is no file {text!r}, and no model has that name; {advice(text)}")
-    path = place(card(text))
+    path = model_path(card(text))
     if not path.is_file():
         raise UnknownModel(f"{text} is not in the package and not downloaded yet; run: anyprec models --fetch {text}")
     return path
 
 
-def is_checkpoint(path: str) -> bool:
-    """A checkpoint of training, or the folder of a run that holds one."""
-    if os.path.isdir(path):
-        return os.path.isfile(os.path.join(path, "model.pt"))
-    return path.endswith((".pt", ".pth")) and os.path.isfile(path)
+def check_packed(path: str) -> None:
+    """A checkpoint is a ZIP archive, as torch.save writes it; a run's folder has one in it. Neither is packed yet."""
+    checkpoint = os.path.join(path, "model.pt") if os.path.isdir(path) else path
+    try:
+        if not os.path.isfile(checkpoint):
+            return
+        with open(checkpoint, "rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return
+    except OSError:  # whoever opens it says what is wrong
+        return
+    raise NotAModelFile(
+        f"{path}: this is a checkpoint, not packed yet; pack it first: anyprec pack {shlex.quote(path)} --out net.apm"
+    )
 
 
-def place(found: Card) -> Path:
+def model_path(found: ModelCard) -> Path:
     """Where its model file is, or will be once it is fetched: in the package, or in the cache folder.
 
     There it has a folder named after its checksum, so that another version of a model is another file.
@@ -154,7 +162,7 @@ def place(found: Card) -> Path:
 def fetch(name: str) -> Path:
     """Download a model into the cache folder, unless it is here; its size and SHA-256 must be those of its card."""
     found = card(name)
-    path = place(found)
+    path = model_path(found)
     if found.url is None or path.parent == FOLDER:
         return path
     from anyprec.data import download

@@ -7,6 +7,7 @@ width) -> convert.py (any `nn.Module` in) -> calibrate.py (widths that were not 
 from anyprec.nn.layers import AnyActivation, AnyConv1d, AnyConv2d, AnyConvTranspose2d, AnyLayer, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchGroupNorm, SwitchLayerNorm, SwitchNorm
 from anyprec.nn.quantizers import QUANTIZERS, make_quantizer
+from anyprec.nn.split import SplitNetwork
 
 __all__ = [
     "QUANTIZERS",
@@ -16,6 +17,7 @@ __all__ = [
     "AnyConvTranspose2d",
     "AnyLayer",
     "AnyLinear",
+    "SplitNetwork",
     "SwitchBatchNorm1d",
     "SwitchBatchNorm2d",
     "SwitchGroupNorm",

@@ -17,22 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
-from anyprec.nn.layers import AnyActivation, AnyLayer, quantize_once
+from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.layers import AnyActivation, AnyLayer, normalize_weights_once
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.observe import (
-    Call,
     InputQuantizer,
-    Seen,
-    as_set,
-    calls_of,
+    ModelCall,
+    ObservedValues,
+    calls_from_loader,
     fit_range,
     is_undecided,
     observe,
-    run,
-    undisturbed,
+    preserve_state,
+    restore_bits_after,
+    run_call,
 )
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer, nearest_width
-from anyprec.nn.switching import _check_plan, any_layers, apply_plan, set_bits, switch_norms, widths_of
+from anyprec.nn.quantizers import WeightQuantizer
+from anyprec.nn.switching import _check_plan, any_layers, apply_layer_bits, set_bits, switch_norms, widths_of
+from anyprec.nn.width_tables import nearest_width
 from anyprec.progress import Progress
 from anyprec.widths import FLOAT, Profile, check_widths
 
@@ -52,20 +54,24 @@ def calibrate(
 ) -> None:
     """Make (or renew) what `widths` and `profiles` need to run: norm tables, learned scales, ranges.
 
-    `loader` gives unlabeled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is
-    read once, so a generator will do, and no further than `batches`; they are sent to `device` (the model's).
-    `ranges=True` fits anew the activation ranges that are there already.
-    The model's bits and modes stay as they are. If anything fails, the model is left as it was.
+    model: any-precision; its bits and modes stay as they are. If anything fails, it is left as it was.
+    loader: gives unlabeled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is read once,
+        so a generator will do.
+    widths, profiles: what to calibrate, uniform and mixed.
+    batches: reads no more of the loader than this; None reads all.
+    device: where batches are sent; by default the model's.
+    ranges: True fits anew the activation ranges that are there already.
+    progress: shows a progress line.
     """
     targets = _targets(model, widths, profiles)
-    stream = calls_of(model, loader, batches, device)
+    stream = calls_from_loader(model, loader, batches, device)
     undo = _Undo(model)
     try:
         with torch.no_grad(), Progress("calibrate", batches, "batch") if progress else nullcontext() as bar:
             first = list(itertools.islice(stream, RANGE_BATCHES))
             if not first:
                 raise DataError("the loader gave no batch; calibration needs at least one of training data")
-            with undisturbed(model):
+            with preserve_state(model):
                 _make_ranges(model, targets, first, bool(ranges))
             for target in targets:
                 _add_scales(model, target)
@@ -79,7 +85,7 @@ def calibrate(
 @torch.no_grad()
 def estimate_norms(model: nn.Module, widths: Iterable[int], loader: Iterable[Any]) -> None:
     """Measure the statistics of the norms of `widths` anew, float's too; nothing else of the model changes."""
-    _estimate(model, [_Target(str(k), k, ()) for k in widths], calls_of(model, loader, None, None), None)
+    _estimate(model, [_Target(str(k), k, ()) for k in widths], calls_from_loader(model, loader, None, None), None)
 
 
 # --- What to calibrate ------------------------------------------------------------------------------------
@@ -96,7 +102,7 @@ class _Target:
     def apply(self, model: nn.Module) -> None:
         """Set the model to it, norms as far as they have its tables; `set_bits` would ask for all of them."""
         if isinstance(self.setting, Profile):
-            apply_plan(model, self.setting.bits)
+            apply_layer_bits(model, self.setting.bits)
         else:
             _set_all(model, self.setting)
         for norm in switch_norms(model).values():
@@ -104,7 +110,7 @@ class _Target:
 
     def bits_of(self, model: nn.Module) -> dict[str, int]:
         """Layer name -> weight bits."""
-        with as_set(model):
+        with restore_bits_after(model):
             self.apply(model)
             return {name: layer.weight_bits for name, layer in any_layers(model).items()}
 
@@ -181,7 +187,7 @@ class _Undo:
 # --- Activation ranges ------------------------------------------------------------------------------------
 
 
-def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[Call], renew: bool) -> None:
+def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[ModelCall], renew: bool) -> None:
     """Ranges the targets lack: the nearest trained width's where they are learned, else fitted to data.
 
     Training moves a learned range far from the fitted one, and the layers behind it with it: on small digit
@@ -194,12 +200,12 @@ def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[C
     ready = [k for k in targets[0].trained if all(_has_range(act, k) for act in acts)]
     source = {k: nearest_width(k, ready) if ready and k != FLOAT else FLOAT for _, k in lacking}
     copied = {(act, k) for act, k in lacking if act.clip == "learned" and ready and not renew}
-    seen: dict[int, dict[ActQuantizer, Seen]] = {}
+    seen: dict[int, dict[ActQuantizer, ObservedValues]] = {}
     for at in {source[k] for act, k in lacking if (act, k) not in copied}:
         _run_at(model, at)
         with observe(model) as seen[at]:
             for number, call in enumerate(calls):
-                run(model, call, f"batch {number}")
+                run_call(model, call, f"batch {number}")
     for act, k in lacking:
         if (act, k) in copied:
             near = act.ranges[str(source[k])].detach().clone()
@@ -287,7 +293,7 @@ def _add_tables(model: nn.Module, target: _Target) -> None:
         norm.add_table(target.key, like=str(nearest_width(bits, known)))
 
 
-def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call], bar: Progress | None) -> None:
+def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[ModelCall], bar: Progress | None) -> None:
     """Statistics of the targets' tables: the average over all batches of each batch's mean and variance.
 
     Those tables alone are in training mode. Each batch is normalized by its own statistics, so one pass is
@@ -305,11 +311,11 @@ def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[Call
         table.reset_running_stats()
         table.momentum = None  # torch's way to say: the average of all batches
     try:
-        with undisturbed(model, tables), quantize_once(model):
+        with preserve_state(model, tables), normalize_weights_once(model):
             for number, call in enumerate(calls):
                 for target in targets:
                     target.apply(model)
-                    run(model, call, f"batch {number}")
+                    run_call(model, call, f"batch {number}")
                 if bar is not None:
                     bar.update()
     finally:

@@ -1,7 +1,7 @@
 """Looking over a network before it is converted: which modules run, in which order, and which can change.
 
-An untouched `nn.Module` comes in; `Trace` (one run on the example) and `Plan` (layers, norms, and the reason
-for every module left alone) go out. Called by convert.py.
+An untouched `nn.Module` comes in; `ModuleTrace` (one run on the example) and `ConversionPlan` (layers, norms, and the
+reason for every module left alone) go out. Called by convert.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.nn.utils import parametrize
 
 from anyprec.errors import NothingConverted, UnknownLayer
 from anyprec.nn.layers import ANY_LAYERS, own_method
-from anyprec.nn.observe import Call, move, run, undisturbed
+from anyprec.nn.observe import ModelCall, move_to_device, preserve_state, run_call
 
 RMS_NORM: tuple[type[nn.Module], ...] = (nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()  # from torch 2.4 on
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, *RMS_NORM)
 TORCH_QUANTIZED = ("torch.ao.nn.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")
 
 
-def kind_of(module: nn.Module) -> type[nn.Module] | None:
+def torch_kind(module: nn.Module) -> type[nn.Module] | None:
     """The torch layer a module is, or derives from, if an any-layer stands for it."""
     return next((kind for kind in ANY_LAYERS if isinstance(module, kind)), None)
 
@@ -35,7 +35,7 @@ def _is_lazy(module: nn.Module) -> bool:
     return isinstance(module, LazyModuleMixin)
 
 
-class Trace:
+class ModuleTrace:
     """One run of the network on the example: the modules called, in order, and the output."""
 
     def __init__(self, model: nn.Module, example: Any) -> None:
@@ -47,22 +47,22 @@ class Trace:
             for part in whole.modules()
             if part is not whole
         }
-        self.watched = [m for m in self.names if (kind_of(m) or isinstance(m, NORMS)) and m not in self.within]
+        self.watched = [m for m in self.names if (torch_kind(m) or isinstance(m, NORMS)) and m not in self.within]
         self.lazy = set(filter(_is_lazy, self.watched))  # the run ends that
         self.order: list[nn.Module] = []  # a module called twice is in it twice
         self.ran: set[nn.Module] = set()
         self.oddly: set[nn.Module] = set()  # called with more than the input, or with keywords
-        self.call: Call | None = None
+        self.call: ModelCall | None = None
         self.output: Any = None
         if example is None:
             return
         args = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
         kwargs = dict(example) if isinstance(example, Mapping) else {}
-        self.call = move((args, kwargs), model, "the example")
+        self.call = move_to_device((args, kwargs), model, "the example")
         hooks = [m.register_forward_pre_hook(self._saw, with_kwargs=True) for m in self.watched]
         try:
-            with undisturbed(model), torch.no_grad():
-                self.output = run(model, self.call, "the example")
+            with preserve_state(model), torch.no_grad():
+                self.output = run_call(model, self.call, "the example")
         finally:
             for hook in hooks:
                 hook.remove()
@@ -76,7 +76,7 @@ class Trace:
 
     def layers(self) -> list[nn.Module]:
         """Layers in the order they run; without an example, in the order of definition."""
-        return [m for m in (self.watched if self.call is None else self.order) if kind_of(m)]
+        return [m for m in (self.watched if self.call is None else self.order) if torch_kind(m)]
 
     def objection(self, module: nn.Module) -> str | None:
         if module in self.lazy:
@@ -88,10 +88,10 @@ class Trace:
         return "is called with more than its input, or by keyword" if module in self.oddly else None
 
 
-class Plan:
+class ConversionPlan:
     """Which layers and norms change (`layers`, `norms`), and why each of the others does not (`kept`)."""
 
-    def __init__(self, model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...]) -> None:
         self.layers: dict[str, nn.Module] = {}
         self.norms: dict[str, nn.Module] = {}
         self.kept: dict[str, str] = {}
@@ -104,7 +104,7 @@ class Plan:
             if module in trace.within:
                 if module._parameters:
                     self.kept[name] = "part of MultiheadAttention, which reads its weight without calling it"
-            elif kind := kind_of(module):
+            elif kind := torch_kind(module):
                 reason = trace.objection(module) or layer_objection(module, kind) or asked.get(module)
                 self._sort(self.layers, name, module, reason)
             elif isinstance(module, NORMS):
@@ -124,13 +124,13 @@ class Plan:
         kinds = ", ".join(kind.__name__ for kind in ANY_LAYERS)
         reasons = [f"{name or 'it'}: {reason}" for name, reason in self.kept.items()]
         shown = reasons[:6] + [f"and {len(reasons) - 6} more"] * (len(reasons) > 6)
-        if not any(map(kind_of, model.modules())):
+        if not any(map(torch_kind, model.modules())):
             shown = [f"it has no {kinds}", *shown]
         hint = "; with keep=() no layer stays float on purpose" if asked else ""
         return f"nothing in {type(model).__name__} could be converted: {'; '.join(shown)}{hint}"
 
 
-def kept_by_request(model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> dict[nn.Module, str]:
+def kept_by_request(model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...]) -> dict[nn.Module, str]:
     """The layers `keep` names, and why.
 
     First and last are so among all layers of a kind we know, convertible or not: a first layer that has to
@@ -140,7 +140,7 @@ def kept_by_request(model: nn.Module, trace: Trace, keep: tuple[str, ...]) -> di
     asked: dict[nn.Module, str] = {}
     names: dict[nn.Module, list[str]] = {}  # a module may have several
     for name, module in model.named_modules(remove_duplicate=False):
-        if kind_of(module):
+        if torch_kind(module):
             names.setdefault(module, []).append(name)
     for pattern in keep:
         if pattern in ("first", "last"):
@@ -191,7 +191,7 @@ def norm_objection(module: nn.Module) -> str | None:
         return "its parameters are computed by a parametrisation"
     if "forward" in module.__dict__:
         return "its forward has been replaced"
-    if any(m is not module and (kind_of(m) or isinstance(m, NORMS)) for m in module.modules()):
+    if any(m is not module and (torch_kind(m) or isinstance(m, NORMS)) for m in module.modules()):
         return f"{type(module).__name__} has layers of its own inside"
     if not any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
         return "has neither parameters nor statistics"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyprec.errors import AnyprecError
-from anyprec.nn.candidates import Plan, Trace, kind_of
+from anyprec.nn.candidates import ConversionPlan, ModuleTrace, torch_kind
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer
 from anyprec.nn.norms import (
     BatchNorm1d,
@@ -29,8 +29,9 @@ from anyprec.nn.norms import (
     SwitchNorm,
     hook_names,
 )
-from anyprec.nn.observe import InputQuantizer, fit_range, observe, run, undisturbed
+from anyprec.nn.observe import InputQuantizer, fit_range, observe, preserve_state, run_call
 from anyprec.nn.quantizers import make_quantizer
+from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, link_norms, set_bits
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, check_widths
 
@@ -46,7 +47,7 @@ FAR_OFF = 0.05  # a layer whose 8-bit weights are further than this from its flo
 
 
 @dataclass
-class Report:
+class ConversionReport:
     """What `convert` did, by module name: `str()` is a table to read, `to_dict()` is ready for JSON."""
 
     network: str
@@ -85,21 +86,24 @@ def convert(
     group_depthwise: int | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the Report.
+    """A copy of `net` (or itself: `inplace`) that can be set to any of `widths`; `.conversion` is the ConversionReport.
 
-    `example` (a tensor, a tuple of arguments or a dict of keyword arguments) is run to learn the order in
-    which layers run, and the sign and range of their inputs; without it `calibrate` has to.
-    `keep` leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
-    `group_depthwise=8` makes depth-wise convolutions group convolutions of 8 channels a group.
+    widths: of 1..8, and 32 for float.
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, run to learn the order in which layers run,
+        and the sign and range of their inputs; without it `calibrate` has to.
+    quantizer: of the weights, "nested", "dorefa" or "lsq"; scale: of their codes, "learned" or "mean".
+    clip: where ranges of activations come from: "learned", "calibrated" or "fixed".
+    keep: leaves layers float: the "first" and "last" to run, and name patterns such as "head.*".
+    group_depthwise: 8 makes depth-wise convolutions group convolutions of 8 channels a group.
     """
     widths = check_widths(widths)
     _check(net, group_depthwise)
     make_quantizer(quantizer, widths, scale)  # wrong names are refused before anything changes
     InputQuantizer(widths, clip)
     model = net if inplace else _copy(net)
-    trace = Trace(model, example)
-    plan = Plan(model, trace, (keep,) if isinstance(keep, str) else tuple(keep))
-    report = Report(type(net).__name__, widths, kept=plan.kept)
+    trace = ModuleTrace(model, example)
+    plan = ConversionPlan(model, trace, (keep,) if isinstance(keep, str) else tuple(keep))
+    report = ConversionReport(type(net).__name__, widths, kept=plan.kept)
     report.share = _share(model, plan)
 
     if group_depthwise:
@@ -115,6 +119,8 @@ def convert(
     link_norms(model, [trace.names[m] for m in trace.order] if trace.call is not None else None)
     set_bits(model, widths[-1])
     model.conversion = report  # type: ignore[assignment]
+    if isinstance(model, SplitNetwork):
+        model.shares_stem = False
     return model
 
 
@@ -142,7 +148,7 @@ def _copy(net: nn.Module) -> nn.Module:
 
 
 def _make_any(layer: nn.Module, widths: tuple[int, ...], quantizer: str, scale: str, clip: str) -> None:
-    kind = kind_of(layer)
+    kind = torch_kind(layer)
     assert kind is not None
     layer.__class__ = ANY_LAYERS[kind] if type(layer) is kind else _derived(kind, type(layer))
     assert isinstance(layer, AnyLayer)
@@ -180,7 +186,7 @@ def _switch(norm: nn.Module, widths: tuple[int, ...]) -> None:
     norm.__dict__.update({name: before[name] for name in (*hooks, *plain, "training")})
 
 
-def _group_depthwise(plan: Plan, size: int, report: Report) -> None:
+def _group_depthwise(plan: ConversionPlan, size: int, report: ConversionReport) -> None:
     grouped: dict[int, list[str]] = {}  # channels a group -> names
     for name, layer in plan.layers.items():
         if not isinstance(layer, (nn.Conv1d, nn.Conv2d)) or not 1 < layer.groups == layer.in_channels:
@@ -213,7 +219,7 @@ def _group(layer: nn.Conv1d | nn.Conv2d, group: int) -> None:
     layer.groups = channels // group
 
 
-def _leave_fused_path(model: nn.Module, report: Report) -> None:
+def _leave_fused_path(model: nn.Module, report: ConversionReport) -> None:
     """torch's encoder layer has a fused path for inference that reads weights without calling the layers: it
     would run in float whatever the bits. What is set here is read by that path alone."""
     changed = []
@@ -234,12 +240,12 @@ def _leave_fused_path(model: nn.Module, report: Report) -> None:
 # --- Ranges and report ------------------------------------------------------------------------------------
 
 
-def _fit_to_example(model: nn.Module, trace: Trace, widths: tuple[int, ...], report: Report) -> None:
+def _fit_to_example(model: nn.Module, trace: ModuleTrace, widths: tuple[int, ...], report: ConversionReport) -> None:
     """Signs and ranges from a run in float on the example, which also shows whether float is what it was."""
     assert trace.call is not None
     try:
-        with undisturbed(model), torch.no_grad(), observe(model) as seen:
-            output = run(model, trace.call, "the example")
+        with preserve_state(model), torch.no_grad(), observe(model) as seen:
+            output = run_call(model, trace.call, "the example")
     except AttributeError as error:
         raise AnyprecError(
             f"{report.network} reaches into a converted layer ({error}); name that layer in keep=(...)"
@@ -267,12 +273,12 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _share(model: nn.Module, plan: Plan) -> float:
+def _share(model: nn.Module, plan: ConversionPlan) -> float:
     weights = {p for layer in plan.layers.values() if isinstance(p := layer.weight, Tensor)}
     return sum(w.numel() for w in weights) / sum(p.numel() for p in model.parameters() if not is_lazy(p))
 
 
-def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> None:
+def _describe(model: nn.Module, plan: ConversionPlan, quantizer: str, report: ConversionReport) -> None:
     layers = any_layers(model)
     undecided = False
     for name, layer in layers.items():
@@ -296,7 +302,7 @@ def _describe(model: nn.Module, plan: Plan, quantizer: str, report: Report) -> N
 
 
 @torch.no_grad()
-def _note_far_off(layers: dict[str, AnyLayer], quantizer: str, report: Report) -> None:
+def _note_far_off(layers: dict[str, AnyLayer], quantizer: str, report: ConversionReport) -> None:
     far = {}
     for name, layer in layers.items():
         weight = layer.weight

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
-from anyprec.nn.quantizers import ActQuantizer, Nested, WeightQuantizer
+from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.quantizers import Nested, WeightQuantizer
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, LayerBits, check_layer_bits, split_bits
 
 
@@ -32,7 +33,7 @@ class AnyLayer(nn.Module):
         if not self.weight.is_meta:
             self.quantizer.fit(self.weight, [int(k) for k in self.quantizer.scales])
         self.weight_bits, self.act_bits = FLOAT, FLOAT
-        # Set while `quantize_once` is active: what does not depend on the width.
+        # Set while `normalize_weights_once` is active: what does not depend on the width.
         self.normalized: Tensor | None = None
         self.magnitude: Tensor | None = None
 
@@ -78,7 +79,8 @@ class AnyConv1d(AnyLayer, nn.Conv1d):
         return self.at_bits(x)
 
     def at_bits(self, x: Tensor) -> Tensor:
-        return self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.bias)
+        y: Tensor = self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.bias)
+        return y
 
 
 class AnyConv2d(AnyLayer, nn.Conv2d):
@@ -102,7 +104,8 @@ class AnyConv2d(AnyLayer, nn.Conv2d):
             # the backward pass of the strided convolution writes outside its memory (torch 2.13, oneDNN).
             x = x[..., :: self.stride[0], :: self.stride[1]]
             return F.conv2d(x, weight, self.bias, groups=self.groups)
-        return self._conv_forward(x, weight, self.bias)
+        y: Tensor = self._conv_forward(x, weight, self.bias)
+        return y
 
 
 class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
@@ -172,7 +175,8 @@ class AnyActivation(nn.Module):
     def at_bits(self, x: Tensor) -> Tensor:
         """As that of an any-layer."""
         if self.quantize or self.act_bits == FLOAT:
-            return self.act(x, self.act_bits)
+            y: Tensor = self.act(x, self.act_bits)
+            return y
         return x.clamp(0, 1)
 
 
@@ -193,7 +197,7 @@ def own_method(module: nn.Module, kind: type[nn.Module], methods: Iterable[str])
 
 
 @contextmanager
-def quantize_once(model: nn.Module) -> Iterator[None]:
+def normalize_weights_once(model: nn.Module) -> Iterator[None]:
     """Inside, every any-layer computes tanh, max and mean of its weight once, however many widths run.
 
     The graph is cut at the normalized weight: all widths add their gradients there, and on leaving one
@@ -218,9 +222,9 @@ def quantize_once(model: nn.Module) -> Iterator[None]:
             layer.normalized, layer.magnitude = normalized, magnitude
         for _, leaf in whole:
             if leaf.requires_grad:
-                leaf.register_post_accumulate_grad_hook(_too_late)
+                leaf.register_post_accumulate_grad_hook(_too_late)  # type: ignore[no-untyped-call]
 
 
 def _too_late(leaf: Tensor) -> None:
     """A gradient that reaches the cut after the context was left would be lost without a word."""
-    raise AnyprecError("backward() was called after `quantize_once` was left; call it inside the with block")
+    raise AnyprecError("backward() was called after `normalize_weights_once` was left; call it inside the with block")

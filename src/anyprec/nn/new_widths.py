@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyprec.nn.act_quantizer import best_range
 from anyprec.nn.calibrate import estimate_norms
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.observe import Seen
-from anyprec.nn.quantizers import best_range
+from anyprec.nn.observe import ObservedValues
 from anyprec.nn.switching import any_layers, bits, switch_norms
 from anyprec.training.checkpoint import restore
 from anyprec.widths import FLOAT
@@ -34,7 +34,7 @@ def load_widths(model: nn.Module, state: Mapping[str, Tensor], trained: Sequence
             for leaf in norm.tables[key].state_dict():
                 filled.setdefault(f"{name}.tables.{key}.{leaf}", state.get(f"{name}.tables.{max(trained)}.{leaf}"))
     restore(model, {name: value for name, value in filled.items() if value is not None}, path)
-    new = [k for k in any_widths(model) if k not in trained]
+    new = [k for k in norm_widths(model) if k not in trained]
     for layer in any_layers(model).values():
         if all(k == FLOAT for k in trained):
             layer.quantizer.fit(layer.weight, new)
@@ -42,7 +42,7 @@ def load_widths(model: nn.Module, state: Mapping[str, Tensor], trained: Sequence
             layer.quantizer.add_width(k)
 
 
-def any_widths(model: nn.Module) -> tuple[int, ...]:
+def norm_widths(model: nn.Module) -> tuple[int, ...]:
     """All widths of the model's norms, float among them."""
     return tuple(sorted({int(k) for norm in switch_norms(model).values() for k in norm.tables if k.isdigit()}))
 
@@ -80,7 +80,7 @@ class _Clip:
     """
 
     norm: SwitchNorm
-    seen: Seen = field(default_factory=Seen)
+    seen: ObservedValues = field(default_factory=ObservedValues)
     readers: set[nn.Module] = field(default_factory=set)
 
 
@@ -113,7 +113,7 @@ def _clips(model: nn.Module, batches: Sequence[Tensor]) -> list[_Clip]:
     was_training = model.training
     model.eval()
     try:
-        with bits(model, FLOAT if FLOAT in any_widths(model) else max(any_widths(model))):
+        with bits(model, FLOAT if FLOAT in norm_widths(model) else max(norm_widths(model))):
             for images in batches:
                 model(images)
                 made.clear()

@@ -36,6 +36,11 @@ class _SumOverProcesses(torch.autograd.Function):
         return total
 
 
+def _sum_over_processes(x: Tensor) -> Tensor:
+    total: Tensor = _SumOverProcesses.apply(x)  # type: ignore[no-untyped-call]
+    return total
+
+
 class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
     """Batch statistics over the batch of all processes, when `sync` is set and there are several."""
 
@@ -44,17 +49,17 @@ class _AcrossProcesses(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.sync and self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
-        self._check_input_dim(x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
         given = x.dtype
         x = x.float() if given in (torch.float16, torch.bfloat16) else x  # sums need the digits
         axes = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
         # Sums and count travel together; the count differs between processes where the last batch is short.
-        sums = _SumOverProcesses.apply(torch.cat([x.sum(axes), x.new_tensor([x.numel() // x.shape[1]])]))
+        sums = _sum_over_processes(torch.cat([x.sum(axes), x.new_tensor([x.numel() // x.shape[1]])]))
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centered = x - mean.view(shape)
-        variance = _SumOverProcesses.apply(centered.square().sum(axes)) / count
+        variance = _sum_over_processes(centered.square().sum(axes)) / count
         if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None  # torch makes all three or none
             with torch.no_grad():
@@ -89,7 +94,8 @@ class SwitchNorm(nn.Module):
         self.follows: str | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.table(self.key)(x)
+        y: Tensor = self.table(self.key)(x)
+        return y
 
     def table(self, key: str) -> nn.Module:
         if key not in self.tables:
@@ -111,7 +117,7 @@ class SwitchNorm(nn.Module):
         self.tables[key] = copy.deepcopy(self.table(like))
         return self.tables[key]
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # A checkpoint may hold tables calibrated after the model was built.
         start = prefix + "tables."
         for name in state_dict:

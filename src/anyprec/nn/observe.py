@@ -1,6 +1,6 @@
 """Running a network to look at it: batches and examples in, what its activation quantizers are given out.
 
-`undisturbed` leaves modes, buffers, bits and random numbers as they were; `observe` collects what `fit_range`
+`preserve_state` leaves modes, buffers, bits and random numbers as they were; `observe` collects what `fit_range`
 then fits signs and ranges to. Called by convert.py (one example) and calibrate.py (some batches).
 """
 
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
-from anyprec.nn.quantizers import ActQuantizer, sample
-from anyprec.nn.switching import _restore, state_of
+from anyprec.nn.act_quantizer import ActQuantizer, sample_values
+from anyprec.nn.switching import _restore, bits_state
 from anyprec.widths import FLOAT
 
 MOST_CALLS = 16  # samples kept per quantizer: of 16,384 values each, 1 MB in all
 SAMPLES = 16384  # values a range is fitted to
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs of one forward pass
+ModelCall = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs of one forward pass
 
 
 # --- Data -------------------------------------------------------------------------------------------------
 
 
-def calls_of(
+def calls_from_loader(
     model: nn.Module, loader: Iterable[Any], batches: int | None, device: str | torch.device | None
-) -> Iterator[Call]:
+) -> Iterator[ModelCall]:
     """One call per batch of the loader, read as it is needed and no further than `batches`."""
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
         raise DataError(f"batches={batches!r} is not a number of batches; give at least 1, or None for all")
@@ -41,12 +41,12 @@ def calls_of(
         kind = type(loader).__name__
         raise DataError(f"the loader is a {kind}; give a list or a loader of batches, such as [images]")
     return (
-        move(_call_of(batch, number), model, f"batch {number}", device)
+        move_to_device(_call_of(batch, number), model, f"batch {number}", device)
         for number, batch in enumerate(itertools.islice(loader, batches))
     )
 
 
-def _call_of(batch: Any, number: int) -> Call:
+def _call_of(batch: Any, number: int) -> ModelCall:
     inputs = batch
     while isinstance(inputs, (tuple, list)) and inputs:
         inputs = inputs[0]  # (images, labels, ...): labels play no part
@@ -58,12 +58,12 @@ def _call_of(batch: Any, number: int) -> Call:
     raise DataError(f"batch {number} is a {kind}; give tensors, arrays, (images, labels) or dicts of arguments")
 
 
-def move(item: Any, model: nn.Module, what: str, device: str | torch.device | None = None) -> Any:
+def move_to_device(item: Any, model: nn.Module, what: str, device: str | torch.device | None = None) -> Any:
     """Tensors and arrays anywhere in `item`, on the model's device; NaN or infinity in them is an error."""
     if isinstance(item, Mapping):
-        return {name: move(value, model, what, device) for name, value in item.items()}
+        return {name: move_to_device(value, model, what, device) for name, value in item.items()}
     if isinstance(item, (tuple, list)):
-        parts = [move(value, model, what, device) for value in item]
+        parts = [move_to_device(value, model, what, device) for value in item]
         return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
     home = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     if isinstance(item, np.ndarray):
@@ -76,7 +76,7 @@ def move(item: Any, model: nn.Module, what: str, device: str | torch.device | No
     return item.to(home.device if device is None else device)
 
 
-def run(model: nn.Module, call: Call, what: str) -> Any:
+def run_call(model: nn.Module, call: ModelCall, what: str) -> Any:
     """One forward pass; input that does not fit is the user's mistake, and is said to be in one line."""
     args, kwargs = call
     try:
@@ -92,9 +92,9 @@ def run(model: nn.Module, call: Call, what: str) -> Any:
 
 
 @contextmanager
-def as_set(model: nn.Module) -> Iterator[None]:
+def restore_bits_after(model: nn.Module) -> Iterator[None]:
     """The bits of the model come back on leaving."""
-    before = state_of(model)
+    before = bits_state(model)
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ def as_set(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterator[None]:
+def preserve_state(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterator[None]:
     """Inside, the whole model is in eval mode, but for `tables`. On leaving, modes, bits, random number
     generators and all buffers but those of `tables` are as they were, whatever the network did to them.
     """
@@ -115,12 +115,12 @@ def undisturbed(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iterato
     ]
     modes = [(module, module.training) for module in model.modules()]
     dice = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_dice = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cuda_dice = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     # The flag alone: `train()` and `eval()` reach all below, and some networks override them.
     for module in model.modules():
         module.training = module in tables
     try:
-        with as_set(model):
+        with restore_bits_after(model):
             yield
     finally:
         with torch.no_grad():
@@ -166,7 +166,7 @@ class InputQuantizer(ActQuantizer):
             self.signed, self.undecided = bool(signed), False
 
 
-class Seen:
+class ObservedValues:
     """What one quantizer was given: a bounded sample over all calls, and whether any value was negative."""
 
     def __init__(self) -> None:
@@ -177,20 +177,20 @@ class Seen:
     def add(self, y: Tensor) -> None:
         self.negative = self.negative or bool((y < 0).any())
         if self.calls % self.every == 0:
-            self.samples.append(sample(y))
+            self.samples.append(sample_values(y))
         self.calls += 1
         if len(self.samples) > MOST_CALLS:
             # Drop every other sample and from now on look at half as many calls: all weigh the same.
             self.samples, self.every = self.samples[::2], 2 * self.every
 
     def values(self) -> Tensor:
-        return sample(torch.cat(self.samples), SAMPLES)
+        return sample_values(torch.cat(self.samples), SAMPLES)
 
 
 @contextmanager
-def observe(model: nn.Module) -> Iterator[dict[ActQuantizer, Seen]]:
+def observe(model: nn.Module) -> Iterator[dict[ActQuantizer, ObservedValues]]:
     """Inside, the input of every activation quantizer is seen, before it is quantized."""
-    seen = {m: Seen() for m in model.modules() if isinstance(m, ActQuantizer)}
+    seen = {m: ObservedValues() for m in model.modules() if isinstance(m, ActQuantizer)}
     hooks = [act.register_forward_pre_hook(lambda m, given: seen[m].add(given[0])) for act in seen]
     try:
         yield seen
@@ -203,7 +203,7 @@ def is_undecided(act: ActQuantizer) -> bool:
     return isinstance(act, InputQuantizer) and act.undecided
 
 
-def fit_range(act: ActQuantizer, seen: Seen, widths: Iterable[int]) -> None:
+def fit_range(act: ActQuantizer, seen: ObservedValues, widths: Iterable[int]) -> None:
     """Ranges of least squared error for `widths`, and the sign if data decides it. Not called: no change."""
     if not seen.samples:
         return

@@ -25,7 +25,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 @torch.no_grad()
-def as_float(model: nn.Module) -> nn.Module:
+def to_float_network(model: nn.Module) -> nn.Module:
     """A copy of `model` without any-precision parts, that gives what `model` gives at 32 bits.
 
     A network that has none comes back as a copy. Layers tied together stay tied.

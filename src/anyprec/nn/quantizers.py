@@ -1,10 +1,9 @@
-"""Quantizers: a float tensor and a width in, codes, scale and a straight-through gradient out.
+"""Weight quantizers: a float weight and a width in, codes, scale and a straight-through gradient out.
 
-Weights: `Nested` (default), `DoReFa`, `Lsq`, listed in QUANTIZERS. Activations: `ActQuantizer`, unsigned or
-signed. Every weight quantizer works in two halves, so that a joint step pays for the first one once, whatever
-the number of widths: `normalize(w) -> x` in [0, 1] and `magnitude(w)` know no width; `weight(x, w, bits)`
-snaps x to the grid of one. Equations: paper, section "Training"; `nested` is ours; docs/quantizers.md. Called
-by layers.py.
+`Nested` (default), `DoReFa`, `Lsq`, listed in QUANTIZERS; act_quantizer.py has that of activations. Every quantizer
+works in two halves, so that a joint step pays for the first one once, whatever the number of widths: `normalize(w)`,
+x in [0, 1], and `magnitude(w)` know no width; `weight(x, w, bits)` snaps x to the grid of one. Equations: paper,
+section "Training"; `nested` is ours; docs/quantizers.md. Called by layers.py.
 """
 
 from __future__ import annotations
@@ -16,68 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits
-from anyprec.widths import FLOAT, INTEGER_WIDTHS
-
-
-class _StraightThrough(torch.autograd.Function):
-    """Forward: the value v that x was snapped to. Backward: that of 2x - 1, as if nothing were snapped."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, v: Tensor) -> Tensor:
-        return v.view_as(v)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return 2 * grad, None
-
-
-class _ClipRound(torch.autograd.Function):
-    """round(clip(y, 0, 1) * levels) / levels; the gradient passes where 0 <= y <= 1, and is zero elsewhere.
-
-    Keeps y, as clamp would. A mask of one byte an element is smaller, but on CPUs making and applying it
-    nearly doubles the time: 7.5 ms against 4.2 ms for 128 x 16 x 32 x 32 on one core.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, levels: int) -> Tensor:
-        ctx.save_for_backward(y)
-        code = y.clamp(0, 1)
-        return code.round_() if levels == 1 else code.mul_(levels).round_().div_(levels)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        # hardtanh leaves its two ends out, the paper has them in: move each end out by the least normal step.
-        step = torch.finfo(y.dtype)
-        return torch.ops.aten.hardtanh_backward(grad, y, -step.tiny, 1 + step.eps), None
-
-
-class _ScaleGradient(torch.autograd.Function):
-    """Identity forward; the gradient is multiplied by `factor`. LSQ balances step and weight gradients so."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float | Tensor) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.factor, None
-
-
-def width_table(widths: Iterable[int], value: float, learned: bool) -> nn.ParameterDict:
-    """One scalar per integer width, as a parameter (learned) or a constant; keys are '1'..'8'."""
-    keys = [str(k) for k in widths if k != FLOAT]
-    return nn.ParameterDict({key: nn.Parameter(torch.tensor(value), requires_grad=learned) for key in keys})
-
-
-def nearest_width(bits: int, known: Iterable[int]) -> int:
-    """The known width closest to `bits`, the wider one of two at equal distance: 3 of (1, 2, 4, 8) -> 4."""
-    return min(known, key=lambda k: (abs(k - bits), -k))
-
-
-# --- Weights ------------------------------------------------------------------------------------------------
+from anyprec import choices
+from anyprec.errors import AnyprecError, UncalibratedBits, UnsupportedOperation
+from anyprec.nn.gradients import scale_gradient, straight_through
+from anyprec.nn.width_tables import add_missing_entries, check_integer_width, nearest_width, width_table
+from anyprec.widths import FLOAT
 
 
 class WeightQuantizer(nn.Module):
@@ -93,8 +35,8 @@ class WeightQuantizer(nn.Module):
 
     def __init__(self, widths: Iterable[int], scale: str = "mean") -> None:
         super().__init__()
-        if scale not in ("mean", "learned"):
-            raise AnyprecError(f"scale={scale!r} is not known; choose 'mean' or 'learned'")
+        if scale not in choices.SCALES:
+            raise AnyprecError(f"scale={scale!r} is not known; choose {' or '.join(map(repr, choices.SCALES))}")
         self.scales = width_table(widths, 1.0, learned=True) if scale == "learned" else nn.ParameterDict()
         self.learned = scale == "learned"
 
@@ -112,12 +54,12 @@ class WeightQuantizer(nn.Module):
     @torch.no_grad()
     def codes(self, w: Tensor, bits: int) -> Tensor:
         """Integer codes 0 .. 2^bits - 1."""
-        _check_integer_width(bits)
+        check_integer_width(bits)
         return self._code(self.normalize(w), bits).to(torch.uint8)
 
     def values(self, codes: Tensor, bits: int) -> Tensor:
         """Codes -> values in [-1, 1], before the scale."""
-        _check_integer_width(bits)
+        check_integer_width(bits)
         return self._value(codes.to(torch.float32), bits)
 
     def scale(self, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
@@ -127,13 +69,14 @@ class WeightQuantizer(nn.Module):
         if str(bits) not in self.scales:
             known = ", ".join(self.scales)
             raise UncalibratedBits(f"bits={bits} has no learned scale here (only {known}); calibrate it first")
-        return self.scales[str(bits)].abs()
+        scale: Tensor = self.scales[str(bits)]
+        return scale.abs()
 
     def weight(self, x: Tensor, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
         """The weight at `bits`: s_k * v_k, straight-through to x = normalize(w) and so to w."""
         if bits == 1 and self.sign_window:
-            x = _ScaleGradient.apply(x, (1 - (2 * x.detach() - 1).abs() / self.sign_window).clamp_(min=0))
-        v = _StraightThrough.apply(x, self._value(self._code(x.detach(), bits), bits))
+            x = scale_gradient(x, (1 - (2 * x.detach() - 1).abs() / self.sign_window).clamp_(min=0))
+        v = straight_through(x, self._value(self._code(x.detach(), bits), bits))
         return (self.scale(w, bits, magnitude) * v).to(w.dtype)
 
     def float_weight(self, w: Tensor, x: Tensor | None = None, magnitude: Tensor | None = None) -> Tensor:
@@ -166,10 +109,17 @@ class WeightQuantizer(nn.Module):
         else:
             self.scales[str(bits)] = nn.Parameter(value)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self.learned:
             add_missing_entries(self.scales, state_dict, prefix + "scales.", learned=True)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def grid(self, bits: int) -> int:
+        """d: code c stands for (2c + 1 - 2^bits) / d, times the scale. `pack` reads it.
+
+        A class that defines it vouches for all its methods; a subclass that replaces one has to define it again.
+        """
+        raise UnsupportedOperation(f"weight quantizer {type(self).__name__} has no grid, so its codes mean nothing")
 
     def _code(self, x: Tensor, bits: int) -> Tensor:
         raise AssertionError("a subclass defines the grid")
@@ -190,12 +140,17 @@ class Nested(WeightQuantizer):
 
     nests = True
 
+    def grid(self, bits: int) -> int:
+        return 1 << bits
+
     def _code(self, x: Tensor, bits: int) -> Tensor:
         # floor(2^k x) is floor(256 x) >> (8 - k) exactly: scaling by a power of two does not round.
-        return (x * 2**bits).floor_().clamp_(0, 2**bits - 1)
+        grid = self.grid(bits)
+        return (x * grid).floor_().clamp_(0, grid - 1)
 
     def _value(self, code: Tensor, bits: int) -> Tensor:
-        return (2 * code + (1 - 2**bits)) / 2**bits
+        grid = self.grid(bits)
+        return (2 * code + (1 - grid)) / grid
 
 
 class DoReFa(WeightQuantizer):
@@ -204,11 +159,14 @@ class DoReFa(WeightQuantizer):
     These codes do not nest. At 32 bits the authors' weight is tanh(w) / max|tanh(w)| * mean|w|, not w.
     """
 
+    def grid(self, bits: int) -> int:
+        return (1 << bits) - 1
+
     def _code(self, x: Tensor, bits: int) -> Tensor:
-        return (x * (2**bits - 1)).round_()
+        return (x * self.grid(bits)).round_()
 
     def _value(self, code: Tensor, bits: int) -> Tensor:
-        return 2 * (code / (2**bits - 1)) - 1
+        return 2 * (code / self.grid(bits)) - 1
 
     def float_weight(self, w: Tensor, x: Tensor | None = None, magnitude: Tensor | None = None) -> Tensor:
         x = self.normalize(w) if x is None else x
@@ -225,17 +183,19 @@ class Lsq(Nested):
     does no harm.
     """
 
+    grid = Nested.grid  # said again, for the x of its own
+
     def __init__(self, widths: Iterable[int], scale: str = "learned") -> None:
         super().__init__(widths, "learned")
         self.range = nn.Parameter(torch.tensor(1.0))
 
     def normalize(self, w: Tensor) -> Tensor:
-        r = _ScaleGradient.apply(self.range, 1 / math.sqrt(w.numel() * 127)).abs()
+        r = scale_gradient(self.range, 1 / math.sqrt(w.numel() * 127)).abs()
         return (_at_least_float(w) / (2 * r) + 0.5).clamp(0, 1)
 
     def scale(self, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
         levels = max(2 ** (bits - 1) - 1, 1)
-        return _ScaleGradient.apply(super().scale(w, bits), 1 / math.sqrt(w.numel() * levels))
+        return scale_gradient(super().scale(w, bits), 1 / math.sqrt(w.numel() * levels))
 
     @torch.no_grad()
     def fit(self, w: Tensor, widths: Iterable[int]) -> None:
@@ -244,7 +204,7 @@ class Lsq(Nested):
         super().fit(w, widths)
 
 
-QUANTIZERS: dict[str, type[WeightQuantizer]] = {"nested": Nested, "dorefa": DoReFa, "lsq": Lsq}
+QUANTIZERS: dict[str, type[WeightQuantizer]] = {name: globals()[kind] for name, kind in choices.QUANTIZERS.items()}
 
 
 def set_sign_window(model: nn.Module, window: float) -> None:
@@ -277,143 +237,6 @@ def make_quantizer(name: str, widths: Iterable[int], scale: str = "mean") -> Wei
     return QUANTIZERS[name](tuple(widths), scale)
 
 
-def _check_integer_width(bits: int) -> None:
-    if bits not in INTEGER_WIDTHS:
-        raise UnsupportedBits(f"bits={bits!r} has no integer codes; choose 1..8")
-
-
 def _at_least_float(w: Tensor) -> Tensor:
     """Codes of half-precision weights are made in single precision: bfloat16 cannot hold 255.5."""
     return w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
-
-
-# --- Activations --------------------------------------------------------------------------------------------
-
-
-class ActQuantizer(nn.Module):
-    """Activations at a width, with n = 2^k - 1 levels above zero.
-
-    unsigned: code round(n clip(y / r, 0, 1)), value r code / n.
-    signed:   code round(n (clip(y / r, -1, 1) + 1) / 2), value r (2 code / n - 1); 1 bit is the sign.
-    Gradient: straight-through inside the range, zero outside. The range r is 1 (clip="fixed", the paper's),
-    calibrated per width from data (clip="calibrated") or calibrated and then trained (clip="learned").
-    Of a learned range only |r| counts, so that a step that takes it through 0 does no harm.
-    At 32 bits: ReLU (rectify=True, the paper's networks) or y itself (converted networks keep their own ReLU,
-    and signed inputs are never rectified).
-    """
-
-    def __init__(
-        self,
-        widths: Iterable[int] = INTEGER_WIDTHS,
-        *,
-        signed: bool = False,
-        clip: str = "fixed",
-        rectify: bool = True,
-    ) -> None:
-        super().__init__()
-        if clip not in ("fixed", "calibrated", "learned"):
-            raise AnyprecError(f"clip={clip!r} is not known; choose 'fixed', 'calibrated' or 'learned'")
-        self.signed, self.clip, self.rectify = signed, clip, rectify
-        # A range of zero stands for "not calibrated yet".
-        self.ranges = nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
-        # Widths whose range was seen to be set: reading it at every call would stall a GPU and break a graph.
-        self.calibrated: set[int] = set()
-
-    def forward(self, y: Tensor, bits: int) -> Tensor:
-        if bits == FLOAT:
-            return torch.relu(y) if self.rectify and not self.signed else y
-        levels = 2**bits - 1
-        r = self.range(bits)
-        a = y if r is None else y / r
-        q = 2 * _ClipRound.apply((a + 1) / 2, levels) - 1 if self.signed else _ClipRound.apply(a, levels)
-        return q if r is None else r * q
-
-    def codes(self, y: Tensor, bits: int) -> Tensor:
-        """Integer codes 0 .. 2^bits - 1 of y, as the engine stores them."""
-        _check_integer_width(bits)
-        r = self.range(bits)
-        a = y if r is None else y / r
-        a = (a + 1) / 2 if self.signed else a
-        return (a.clamp(0, 1) * (2**bits - 1)).round_().to(torch.uint8)
-
-    def range(self, bits: int) -> Tensor | None:
-        if self.clip == "fixed":
-            return None
-        if bits not in self.calibrated:
-            if str(bits) not in self.ranges or self.ranges[str(bits)].item() == 0:
-                raise UncalibratedBits(
-                    f"bits={bits} has no activation range here; give `convert` an example, or calibrate it "
-                    f"first: anyprec.calibrate(model, loader, widths=({bits},))"
-                )
-            self.calibrated.add(bits)
-        r = self.ranges[str(bits)]
-        return r.abs() if self.clip == "learned" else r
-
-    @torch.no_grad()
-    def fit(self, values: Tensor, widths: Iterable[int]) -> None:
-        """Set the range of each width to the one with the least squared error on `values`, unless fixed."""
-        if self.clip == "fixed":
-            return
-        for bits in widths:
-            if bits == FLOAT:
-                continue
-            value = best_range(values, bits, self.signed)
-            if str(bits) in self.ranges:
-                self.ranges[str(bits)].copy_(value)
-            else:
-                value = value.to(next(iter(self.ranges.values()), value))  # dtype and device of the other widths'
-                self.ranges[str(bits)] = nn.Parameter(value, requires_grad=self.clip == "learned")
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        self.calibrated.clear()
-        if self.clip != "fixed":
-            add_missing_entries(self.ranges, state_dict, prefix + "ranges.", learned=self.clip == "learned")
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        return f"signed={self.signed}, clip={self.clip!r}, rectify={self.rectify}"
-
-
-def add_missing_entries(table: nn.ParameterDict, state_dict: dict[str, Tensor], prefix: str, learned: bool) -> None:
-    """A checkpoint may hold widths calibrated after the model was built: make room before loading."""
-    for name, value in state_dict.items():
-        key = name.removeprefix(prefix)
-        if name.startswith(prefix) and key not in table:
-            like = next(iter(table.values()), value)  # the model's dtype and device, not those of the checkpoint
-            table[key] = nn.Parameter(torch.zeros_like(like), requires_grad=learned)
-
-
-def sample(y: Tensor, most: int = 16384) -> Tensor:
-    """At most `most` values of y, drawn at random: enough for a range, small enough to keep for every layer.
-
-    Not every n-th: where n divides the row length that would look at the same few pixels or features only.
-    """
-    flat = y.detach().reshape(-1)
-    if flat.numel() > most:
-        dice = torch.Generator().manual_seed(flat.numel())  # its own: training's random numbers stay as they are
-        flat = flat[torch.randint(flat.numel(), (most,), generator=dice).to(flat.device)]
-    return flat.float().clone()
-
-
-def best_range(values: Tensor, bits: int, signed: bool) -> Tensor:
-    """The range with the least mean squared quantization error.
-
-    Tried are 80 between 1/1000 of the largest |value| and that value, each 9 % above the last: one outlier
-    must not decide the range of all others.
-    """
-    if not torch.isfinite(values).all():
-        raise DataError("calibration met NaN or infinity in the activations; check the data and the weights")
-    top = values.abs().amax() if signed else values.amax().clamp_min(0)
-    if top <= 0:
-        return torch.ones_like(top)  # a dead input says nothing about its range
-    levels = 2**bits - 1
-    low = -1.0 if signed else 0.0
-    span = 1 - low
-
-    def error(r: Tensor) -> Tensor:
-        code = (((values / r).clamp_(low, 1) - low) * (levels / span)).round_()
-        return (code.mul_(span / levels).add_(low).mul_(r) - values).square_().mean()
-
-    # One candidate at a time: all at once would take 80 times the memory of the sample.
-    ranges = top * torch.logspace(-3, 0, 80, device=values.device, dtype=values.dtype)
-    return ranges[torch.stack([error(r) for r in ranges]).argmin()].clone()

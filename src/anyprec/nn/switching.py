@@ -13,9 +13,10 @@ from difflib import get_close_matches
 from torch import nn
 
 from anyprec.errors import AnyprecError, UncalibratedBits, UnknownLayer
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer
+from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, LayerBits, Profile, check_bits, check_layer_bits, split_bits
 
 Setting = int | Mapping[str, LayerBits] | Profile
@@ -29,7 +30,7 @@ def setting_name(setting: Setting) -> str:
 
 
 def any_layers(model: nn.Module) -> dict[str, AnyLayer]:
-    """Name -> any-layer, in the order of definition."""
+    """The any-precision layers of `model`: name -> layer, in the order of definition."""
     return {name: m for name, m in model.named_modules() if isinstance(m, AnyLayer)}
 
 
@@ -51,7 +52,12 @@ def widths_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def set_bits(model: nn.Module, bits: Setting) -> None:
-    """Set the bits of a whole model (an int), of some layers (a dict), or a Profile."""
+    """Switch a model to other bits. Costs nothing: no weight is copied.
+
+    model: any-precision, changed in place.
+    bits: a width for the whole model; a dict of layer name -> width or (weight_bits, act_bits) for some layers; or a
+        calibrated Profile.
+    """
     layers = any_layers(model)
     if not layers:
         raise AnyprecError(f"{type(model).__name__} has no any-precision layer; make it one with anyprec.convert")
@@ -66,7 +72,7 @@ def set_bits(model: nn.Module, bits: Setting) -> None:
 @contextmanager
 def bits(model: nn.Module, setting: Setting) -> Iterator[nn.Module]:
     """`with anyprec.bits(model, 2): ...`: the setting holds inside; what was set before comes back after."""
-    before = state_of(model)
+    before = bits_state(model)
     set_bits(model, setting)
     try:
         yield model
@@ -74,7 +80,7 @@ def bits(model: nn.Module, setting: Setting) -> Iterator[nn.Module]:
         _restore(before)
 
 
-def state_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, object]]]:
+def bits_state(model: nn.Module) -> list[tuple[nn.Module, dict[str, object]]]:
     """What is switched now, module by module: enough to switch back."""
     names = {AnyLayer: ("weight_bits", "act_bits"), AnyActivation: ("act_bits",), SwitchNorm: ("key",)}
     return [
@@ -167,12 +173,12 @@ def _set_profile(model: nn.Module, layers: dict[str, AnyLayer], profile: Profile
             f"profile {profile.name!r} has no norm tables yet; calibrate it first: "
             "anyprec.calibrate(model, loader, profiles=(profile,))"
         )
-    apply_plan(model, plan)
+    apply_layer_bits(model, plan)
     for norm in switch_norms(model).values():
         norm.key = profile.name
 
 
-def apply_plan(model: nn.Module, plan: Mapping[str, LayerBits]) -> None:
+def apply_layer_bits(model: nn.Module, plan: Mapping[str, LayerBits]) -> None:
     """The bits of a profile without its norms; `calibrate` makes those under this plan."""
     layers = any_layers(model)
     rest = max((k for k in widths_of(model) if k != FLOAT), default=8)

@@ -22,11 +22,11 @@ from anyprec.format.record import to_record
 from anyprec.run.oracle import run_graph
 
 
-class Apart(Exception):
+class Mismatch(Exception):
     """Where a file leaves the module it was made from, and how."""
 
 
-class Answers(Protocol):
+class PackedAnswers(Protocol):
     """A model file that runs, on (N, H, W, C) float32."""
 
     engine: str
@@ -69,7 +69,7 @@ class NativeAnswers:
         made, more = self.outputs(x, profile), as_list(self.probe(x, bits=profile))
         for ours, other in zip(made, more, strict=False):
             if not np.array_equal(ours, other, equal_nan=True):
-                raise Apart("the engine gives other outputs when it also gives the values between")
+                raise Mismatch("the engine gives other outputs when it also gives the values between")
         return made, dict(zip(self.wanted, more[len(made) :], strict=True))
 
 
@@ -113,7 +113,7 @@ def write_probe(graph: Graph, source: Path, probe: Path) -> None:
                 out.write(file.read(file.data_start + place.begin, file.data_start + place.end))
 
 
-def open_answers(path: Path, graph: Graph, wanted: Sequence[str], probe: Path) -> Answers:
+def open_answers(path: Path, graph: Graph, wanted: Sequence[str], probe: Path) -> PackedAnswers:
     try:
         return NativeAnswers(path, graph, wanted, probe)
     except ImportError:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anyprec.data import DATASETS, batches, load_data, preprocessing_of
-from anyprec.data.catalog import some_of
+from anyprec.data.catalog import balanced_subset
 from anyprec.data.masks import MaskData
 from anyprec.errors import DataError
 from anyprec.preprocessing import Preprocessing
@@ -22,7 +22,7 @@ from anyprec.widths import FLOAT
 from anyprec.zoo import ZOO
 
 SEGMENTED = 129  # such networks take any size: what is enough to see that saves seconds over 513
-EDGE_IMAGES = 128  # looked at for the ranges of --edges 8bit
+RANGE_IMAGES = 128  # looked at for the ranges of --first-last 8bit
 
 
 def image_shape(record: dict[str, Any]) -> tuple[int, int, int]:
@@ -42,15 +42,17 @@ def training_images(
 ) -> torch.Tensor:
     """(N, C, H, W) float32: what the network was trained on, for ranges."""
     if dataset is None:
-        raise DataError("--edges 8bit takes ranges from training images; name their data set with --dataset, --data")
+        raise DataError(
+            "--first-last 8bit takes ranges from training images; name their data set with --dataset, --data"
+        )
     recipe = record.get("extra", {}).get("recipe", {})
     augment = eval_augment(recipe.get("augment", DATASETS[dataset].augment))
     data = load_data(dataset, "train", folder)
     if isinstance(data, MaskData):  # photographs of any size: cut to one, as in training
-        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), EDGE_IMAGES // 4)
+        cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), RANGE_IMAGES // 4)
         images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
         return to_tensor(images)
-    some = some_of(data, EDGE_IMAGES)
+    some = balanced_subset(data, RANGE_IMAGES)
     images, _ = next(iter(batches(some, len(some), augment=augment, preprocessing=image, prefetch=0)))
     return to_tensor(images)
 

@@ -1,4 +1,4 @@
-"""Codes of activations and weights, as lower.py and edges.py need them: torch tensors in, numpy arrays out."""
+"""Codes of activations and weights, as lower.py and first_last.py need them: torch tensors in, numpy arrays out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIXED_LEVELS = 2**FIXED_BITS - 1
 
 
 @dataclass(frozen=True)
-class Codes:
+class ActivationGrid:
     """What a value's codes stand for, profile by profile."""
 
     bits: tuple[int, ...]
@@ -46,7 +46,7 @@ class CodesByWidth(Mapping[int, np.ndarray]):
         self.widths = sorted(widths)
         nests = layer.quantizer.nests
         keep = self.widths[-1:] if nests else self.widths
-        self.kept = {k: in_order(layer.codes(k)) for k in keep}
+        self.kept = {k: to_file_order(layer.codes(k)) for k in keep}
 
     def __getitem__(self, bits: int) -> np.ndarray:
         if bits not in self.widths:
@@ -60,7 +60,7 @@ class CodesByWidth(Mapping[int, np.ndarray]):
         return len(self.widths)
 
 
-def in_order(weight: Tensor) -> np.ndarray:
+def to_file_order(weight: Tensor) -> np.ndarray:
     """A weight as torch has it -> (out, kh, kw, in)."""
     weight = weight.detach().cpu()
     weight = weight.reshape(*weight.shape[:2], *(1,) * (4 - weight.dim()), *weight.shape[2:])  # (out, in, kh, kw)

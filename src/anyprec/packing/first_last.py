@@ -1,7 +1,7 @@
-"""The first and last layers at 8 bit: a Trace, the model and an example in, what their inputs' codes stand for out.
+"""The first and last layers at 8 bit: a NetworkTrace, the model and an example in, grids of their inputs out.
 
-Those layers are float in every profile; `pack(..., edges="8bit")` gives them 8-bit weights and inputs in every integer
-profile. Called by packing.py; lower.py makes the nodes.
+Those layers are float in every profile; `pack(..., first_last="8bit")` gives them 8-bit weights and inputs in every
+integer profile. Called by packing.py; lower.py makes the nodes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from anyprec.choices import EDGES
+from anyprec.choices import FIRST_LAST
 from anyprec.errors import AnyprecError
 from anyprec.format.graph import FIXED_BITS, INPUT
 from anyprec.nn.switching import Setting, bits
-from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, Codes, weight_key
-from anyprec.packing.steps import Step, Trace
+from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, ActivationGrid, weight_key
+from anyprec.packing.steps import NetworkTrace, TraceStep
 from anyprec.packing.trace import value_ranges
 from anyprec.widths import FLOAT
 
@@ -26,20 +26,20 @@ KEEPS_RANGE = ("pad", "flatten", "max_pool")  # no value outside what they read,
 Image = tuple[Sequence[float], Sequence[float]]  # scale, shift per channel: uint8 images become u8 * scale + shift
 
 
-def check_edges(edges: str) -> str:
-    if edges not in EDGES:
-        raise AnyprecError(f"edges={edges!r} is not known; choose one of {', '.join(EDGES)}")
-    return edges
+def check_first_last(first_last: str) -> str:
+    if first_last not in FIRST_LAST:
+        raise AnyprecError(f"first_last={first_last!r} is not known; choose one of {', '.join(FIRST_LAST)}")
+    return first_last
 
 
-def edge_codes(
-    trace: Trace, model: nn.Module, example: Any, settings: Sequence[Setting], image: Image | None
-) -> dict[str, Codes]:
+def first_last_grids(
+    trace: NetworkTrace, model: nn.Module, example: Any, settings: Sequence[Setting], image: Image | None
+) -> dict[str, ActivationGrid]:
     """Layer -> the codes of its input. Ranges come from `image` for layers that read the image, else from the example.
 
     A layer that reads values of one sign only gets unsigned codes, twice as fine.
     """
-    layers = edge_layers(trace)
+    layers = first_last_layers(trace)
     widths = tuple(FLOAT if setting == FLOAT else FIXED_BITS for setting in settings)
     if not layers or set(widths) == {FLOAT}:
         return {}
@@ -57,11 +57,11 @@ def edge_codes(
     made = {}
     for layer, source in sources.items():
         rows = [(0.0, 0.0) if b == FLOAT else {**s, **known}[source] for b, s in zip(widths, seen, strict=True)]
-        made[layer] = codes_for(widths, rows)
+        made[layer] = grid_from_ranges(widths, rows)
     return made
 
 
-def edge_layers(trace: Trace) -> list[Step]:
+def first_last_layers(trace: NetworkTrace) -> list[TraceStep]:
     """Float layers with no other layer between the input and them, or between them and an output.
 
     Left out: a layer whose weight serves another float layer too, and one whose sums could leave 32-bit integers.
@@ -75,17 +75,18 @@ def edge_layers(trace: Trace) -> list[Step]:
         if step.name in last and step.kind not in layers:
             last.update(step.inputs)
     floats = [step for step in trace.steps if step.kind in ("conv", "linear")]
-    edges = [step for step in floats if step.inputs[0] in first or step.name in last]
-    inner = {weight_key(step.constants["weight"]) for step in floats if step not in edges}
-    weights = {step.name: step.constants["weight"] for step in edges}
-    return [step for step in edges if fits(weights[step.name]) and weight_key(weights[step.name]) not in inner]
+    first_last = [step for step in floats if step.inputs[0] in first or step.name in last]
+    inner = {weight_key(step.constants["weight"]) for step in floats if step not in first_last}
+    weights = {step.name: step.constants["weight"] for step in first_last}
+    return [step for step in first_last if sums_fit(weights[step.name]) and weight_key(weights[step.name]) not in inner]
 
 
-def fits(weight: Tensor) -> bool:
-    return weight[0].numel() * FIXED_LEVELS**2 < SUM_LIMIT
+def sums_fit(weight: Tensor) -> bool:
+    made: bool = weight[0].numel() * FIXED_LEVELS**2 < SUM_LIMIT
+    return made
 
 
-def source_of(value: str, steps: dict[str, Step]) -> str:
+def source_of(value: str, steps: dict[str, TraceStep]) -> str:
     """The value whose range this one has."""
     while value in steps and steps[value].kind in KEEPS_RANGE:
         value = steps[value].inputs[0]
@@ -98,10 +99,10 @@ def image_range(image: Image) -> tuple[float, float]:
     return float(ends.min()), float(ends.max())
 
 
-def codes_for(widths: tuple[int, ...], rows: Sequence[tuple[float, float]]) -> Codes:
+def grid_from_ranges(widths: tuple[int, ...], rows: Sequence[tuple[float, float]]) -> ActivationGrid:
     """From the least and largest number in each profile. Ranges are 0, not to be used, where all numbers are."""
     signed = min(low for low, _ in rows) < 0
     ranges = np.array([max(-low, high) for low, high in rows])
     # A profile in which the layer reads only zeros has no range of its own; any will do. Float ones have 1.
     ranges = np.where(ranges > 0, ranges, ranges.max())
-    return Codes(widths, np.where(np.array(widths) == FLOAT, 1.0, ranges), signed)
+    return ActivationGrid(widths, np.where(np.array(widths) == FLOAT, 1.0, ranges), signed)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.packing.lower import Draft, Node
+from anyprec.packing.lower import DraftNode, GraphDraft
 from anyprec.widths import FLOAT
 
 LAYERS = ("conv", "linear")
 ONE_WAY = ("max_pool", "flatten")  # max of codes = code of max; codes in another order
 
 
-def fold(draft: Draft) -> None:
+def fold(draft: GraphDraft) -> None:
     """In place, and in this order: each pass makes room for those after it."""
     graph = Folding(draft)
     graph.merge_equal()
@@ -32,20 +32,20 @@ def fold(draft: Draft) -> None:
 
 
 class Folding:
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: GraphDraft) -> None:
         self.draft = draft
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[DraftNode]:
         return self.draft.nodes
 
-    def node(self, name: str) -> Node | None:
+    def node(self, name: str) -> DraftNode | None:
         return next((node for node in self.nodes if node.name == name), None)
 
-    def readers(self, name: str) -> list[Node]:
+    def readers(self, name: str) -> list[DraftNode]:
         return [node for node in self.nodes if name in node.inputs]
 
-    def only_reader(self, name: str) -> Node | None:
+    def only_reader(self, name: str) -> DraftNode | None:
         readers = self.readers(name)
         return readers[0] if len(readers) == 1 and name not in self.draft.outputs else None
 
@@ -59,7 +59,7 @@ class Folding:
         for point in self.draft.points.values():
             point.value = new if point.value == old else point.value
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: DraftNode) -> None:
         """A node with one input that is no longer wanted: its readers read that."""
         self.nodes.remove(node)
         self.replace(node.name, node.inputs[0])
@@ -105,7 +105,7 @@ class Folding:
                 # Still one number for all channels: as many as there are before a flatten.
                 node.table = np.repeat(node.table[:, :, :1], node.channels, axis=2)
 
-    def _can_pass(self, node: Node, before: Node, kinds: tuple[str, ...]) -> bool:
+    def _can_pass(self, node: DraftNode, before: DraftNode, kinds: tuple[str, ...]) -> bool:
         return (
             before.kind in kinds
             and before.attributes.get("kernel") != [1, 1]
@@ -113,7 +113,7 @@ class Folding:
             and self.only_reader(before.inputs[0]) is before
         )
 
-    def _pass(self, node: Node, before: Node) -> None:
+    def _pass(self, node: DraftNode, before: DraftNode) -> None:
         """`node`, which reads `before`, now comes before it."""
         self.nodes.remove(node)
         self.nodes.insert(self.nodes.index(before), node)
@@ -142,7 +142,7 @@ class Folding:
         """Zeros around a map, read by convolutions alone (an unsigned quantize between): their own padding.
 
         A signed quantize has no code for 0, so what torch computes there is not what padding is here; that of an 8-bit
-        edge layer stands for floats, and padding with 0 is what torch does with those.
+        first or last layer stands for floats, and padding with 0 is what torch does with those.
         """
         sizes = {node.attributes.get("like") for node in self.nodes}
         for pad in [n for n in self.nodes if n.kind == "pad" and n.attributes["c"] == [0, 0]]:

@@ -1,7 +1,7 @@
-"""Lowering: Steps and settings (widths, profiles) in, Nodes with numbers for every profile out. Called by packing.py.
+"""Lowering: TraceSteps and settings (widths, profiles) in, DraftNodes with numbers for every profile out.
 
-A Node is an Op of FORMAT.md to be: its table is float64 here, and rounded once, when fold.py has multiplied out what
-can be. The numbers for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
+Called by packing.py. A DraftNode is an Op of FORMAT.md to be: its table is float64 here, and rounded once, when fold.py
+has multiplied out what can be. The numbers for weight bits k, activation bits a, n = 2^a - 1, range r (1 if fixed):
     weight:     s_k (2c + 1 - 2^k) / d, where d is 2^k (nested, lsq) or 2^k - 1 (dorefa)
     unsigned:   code = round(x n/r),           value = code r/n
     signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
@@ -20,13 +20,22 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
-from anyprec.nn.quantizers import QUANTIZERS, ActQuantizer, Nested, WeightQuantizer
+from anyprec.nn.quantizers import QUANTIZERS, WeightQuantizer
 from anyprec.nn.switching import Setting, bits
-from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, Codes, CodesByWidth, channel_codes, in_order, weight_key
+from anyprec.packing.codes import (
+    FIXED_LEVELS,
+    SUM_LIMIT,
+    ActivationGrid,
+    CodesByWidth,
+    channel_codes,
+    to_file_order,
+    weight_key,
+)
 from anyprec.packing.operations import SUPPORTED
-from anyprec.packing.steps import Step, Trace
+from anyprec.packing.steps import NetworkTrace, TraceStep
 from anyprec.widths import FLOAT
 
 # What lowering takes for granted about the modules it asks for numbers. Their forward is free: trace.py records it.
@@ -36,7 +45,7 @@ ACT_METHODS = ("forward", "codes", "range")
 
 
 @dataclass
-class Node:
+class DraftNode:
     """An operation with its numbers; `table` (P, 2, C) or (P, 2) float64, `bits` only of a quantize, one a profile."""
 
     name: str
@@ -49,64 +58,72 @@ class Node:
 
 
 @dataclass
-class Point:
+class ComparisonPoint:
     """A place where module and file can be compared: a quantizer's output, and the value of the file that holds it."""
 
     value: str
-    codes: Codes
+    codes: ActivationGrid
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right: zeros the file leaves to a convolution
 
 
 @dataclass
-class Draft:
+class GraphDraft:
     """A Graph in the making; `points` and `rounded` are for verify.py."""
 
-    nodes: list[Node]
+    nodes: list[DraftNode]
     weights: dict[str, Weight]
     weight_bits: dict[str, tuple[int, ...]]  # of quantized weights, one a profile
     outputs: list[str]
     input_channels: int
-    points: dict[str, Point]  # by step: the input of an any-layer or of an 8-bit edge layer, what an activation makes
-    rounded: dict[str, np.ndarray]  # 8-bit edge layers -> what their weights' codes stand for, (out, kh, kw, in)
+    points: dict[
+        str, ComparisonPoint
+    ]  # by step: the input of an any-layer or of an 8-bit first or last layer, what an activation makes
+    rounded: dict[
+        str, np.ndarray
+    ]  # 8-bit first or last layers -> what their weights' codes stand for, (out, kh, kw, in)
 
 
 def array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().double().cpu().numpy()
 
 
-def lower(trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> Draft:
-    """`edges`: float layers that are to be 8 bit, and what the codes of their inputs stand for (edges.py)."""
-    return Lowering(trace, model, settings, edges).draft()
+def lower(
+    trace: NetworkTrace, model: nn.Module, settings: list[Setting], first_last: Mapping[str, ActivationGrid]
+) -> GraphDraft:
+    """`first_last`: float layers that are to be 8 bit, and what the codes of their inputs stand for (first_last.py)."""
+    return Lowering(trace, model, settings, first_last).draft()
 
 
 class Lowering:
-    """`at[p]` holds what the modules say of themselves when the model is set to profile p."""
+    """`layers` and `acts` hold what the modules say of themselves in each profile; `nodes` grows step by step."""
 
-    def __init__(self, trace: Trace, model: nn.Module, settings: list[Setting], edges: Mapping[str, Codes]) -> None:
-        self.trace, self.model, self.settings, self.edges = trace, model, settings, edges
+    def __init__(
+        self, trace: NetworkTrace, model: nn.Module, settings: list[Setting], first_last: Mapping[str, ActivationGrid]
+    ) -> None:
+        self.trace, self.model, self.settings, self.first_last = trace, model, settings, first_last
         self.profiles = len(settings)
         self.paths = {module: name for name, module in model.named_modules()}
         self.size = {INPUT: trace.size, **{step.name: step.size for step in trace.steps}}
-        self.nodes: dict[str, Node] = {}
-        self.codes: dict[str, Codes] = {}
+        self.nodes: dict[str, DraftNode] = {}
+        self.codes: dict[str, ActivationGrid] = {}
         self.weights: dict[str, Weight] = {}
         self.weight_bits: dict[str, tuple[int, ...]] = {}
         self.weight_names: dict[object, str] = {}  # an any-layer, or what tells a float tensor from others
         self.values: dict[str, str] = {}  # codes -> the dequantize that reads them
         self.layers: dict[nn.Module, list[tuple[int, float]]] = {}  # weight bits, s_k / d
-        self.acts: dict[nn.Module, Codes] = {}
-        self.points: dict[str, Point] = {}
+        self.acts: dict[nn.Module, ActivationGrid] = {}
+        self.points: dict[str, ComparisonPoint] = {}
         self.rounded: dict[str, np.ndarray] = {}
         self._ask()
 
-    def draft(self) -> Draft:
+    def draft(self) -> GraphDraft:
         lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
                      "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)
         outputs = [self.as_float(name) for name in self.trace.outputs]
-        return Draft(
+        return GraphDraft(
             list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0], self.points,
             self.rounded,
         )  # fmt: skip
@@ -130,14 +147,14 @@ class Lowering:
         for module, rows in acts.items():
             assert isinstance(module.act, ActQuantizer)
             ranges = np.array([r for _, r in rows])
-            self.acts[module] = Codes(tuple(b for b, _ in rows), ranges, module.act.signed)
+            self.acts[module] = ActivationGrid(tuple(b for b, _ in rows), ranges, module.act.signed)
 
     # --- Nodes ---
 
     def put(self, name: str, kind: str, inputs: list[str], table: np.ndarray | None = None, **more: Any) -> str:
         """A new node; one that is no step has the size of what it reads."""
         self.size.setdefault(name, self.size[inputs[0]])
-        self.nodes[name] = Node(name, kind, inputs, self.size[name][0], table=table, **more)
+        self.nodes[name] = DraftNode(name, kind, inputs, self.size[name][0], table=table, **more)
         return name
 
     def fresh(self, name: str) -> str:
@@ -158,7 +175,7 @@ class Lowering:
             self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
         return self.values[value]
 
-    def quantize(self, name: str, value: str, codes: Codes, rectify: bool, **more: Any) -> str:
+    def quantize(self, name: str, value: str, codes: ActivationGrid, rectify: bool, **more: Any) -> str:
         n, r, plain = codes.levels, codes.ranges, codes.is_float
         scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
         shift = np.where(plain | (not codes.signed), 0.0, n / 2)
@@ -167,14 +184,14 @@ class Lowering:
         self.codes[name] = codes
         return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
 
-    def layer(self, step: Step) -> None:
+    def layer(self, step: TraceStep) -> None:
         layer = step.module
         assert isinstance(layer, AnyLayer)
         (value,), path = step.inputs, self.paths[layer]
         kind, attributes = layer_attributes(layer, path, self.size[value], step)
         if layer.act is not None:
             value = self.quantize(self.fresh(f"{step.name}.act"), value, self.acts[layer], layer.act.rectify)
-            self.points[step.name] = Point(value, self.acts[layer])
+            self.points[step.name] = ComparisonPoint(value, self.acts[layer])
         if value not in self.codes:
             raise UnsupportedOperation(
                 f"layer {path!r} has quantized weights but reads {value!r}, which is not quantized; give the layer its "
@@ -196,7 +213,7 @@ class Lowering:
         attributes = {"weight": self.weight_names[layer], **attributes, "signed": signed, "affine": True}
         self.put(step.name, kind, [value], table, attributes=attributes)
 
-    def _check(self, path: str, layer: AnyLayer, weight_bits: Sequence[int], codes: Codes) -> None:
+    def _check(self, path: str, layer: AnyLayer, weight_bits: Sequence[int], codes: ActivationGrid) -> None:
         depth = layer.weight[0].numel()
         for setting, k, a in zip(self.settings, weight_bits, codes.bits, strict=True):
             name = setting.name if hasattr(setting, "name") else setting
@@ -212,20 +229,20 @@ class Lowering:
 
     def _any_weight(self, name: str, layer: AnyLayer, weight_bits: Sequence[int]) -> None:
         integers = {k for k in weight_bits if k != FLOAT}
-        shape = in_order(layer.weight.float()).shape
+        shape = to_file_order(layer.weight.float()).shape
         values = None
         if FLOAT in weight_bits:
-            values = in_order(layer.quantizer.float_weight(layer.weight).float())
+            values = to_file_order(layer.quantizer.float_weight(layer.weight).float())
         self.weights[name] = Weight(shape, values, CodesByWidth(layer, integers) if integers else None)
         if integers:
             self.weight_bits[name] = tuple(weight_bits)
 
-    def activation(self, step: Step) -> None:
+    def activation(self, step: TraceStep) -> None:
         module = step.module
         assert isinstance(module, AnyActivation)
         if module.quantize:
             self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
-            self.points[step.name] = Point(step.name, self.acts[module])
+            self.points[step.name] = ComparisonPoint(step.name, self.acts[module])
             return
         plain = self.acts[module].is_float
         rectified = module.act.rectify and not module.act.signed
@@ -233,36 +250,38 @@ class Lowering:
         table = np.stack([low, np.where(plain, np.inf, 1.0)], axis=1)
         self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
 
-    def affine(self, step: Step) -> None:
+    def affine(self, step: TraceStep) -> None:
         rows = [np.stack([array(at["scale"]), array(at["shift"])]) for at in step.at]
         self.put(step.name, "affine", [self.as_float(step.inputs[0])], np.stack(rows))  # (P, 2, C)
 
-    def clip(self, step: Step) -> None:
+    def clip(self, step: TraceStep) -> None:
         table = np.stack([array(at["bounds"]) for at in step.at])  # (P, 2)
         self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
 
     def every_profile(self, row: np.ndarray) -> np.ndarray:
         return np.repeat(row[None], self.profiles, axis=0)
 
-    def float_layer(self, step: Step) -> None:
+    def float_layer(self, step: TraceStep) -> None:
         weight = step.constants["weight"]
         if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
             raise UnsupportedOperation(
                 f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
                 "(AnyConv2d, AnyLinear), or give it the same weights at every width"
             )
-        key, values = weight_key(weight), in_order(weight.float())
+        key, values = weight_key(weight), to_file_order(weight.float())
         is_new = key not in self.weight_names
         name = self.weight_names.setdefault(key, step.name)
         table = None
         if "bias" in step.constants:
             table = np.stack([np.stack([np.ones(step.size[0]), array(at["bias"])]) for at in step.at])
-        if step.name in self.edges:
-            value, signed, table = self._edge(step, values, table)
+        if step.name in self.first_last:
+            value, signed, table = self._fixed_layer(step, values, table)
         else:
             value, signed = self.as_float(step.inputs[0]), False
         if is_new:
-            self.weights[name] = self._fixed_weight(values) if step.name in self.edges else Weight(values.shape, values)
+            self.weights[name] = (
+                self._fixed_weight(values) if step.name in self.first_last else Weight(values.shape, values)
+            )
         attributes = {"weight": name, **step.attributes, "signed": signed, "affine": table is not None}
         self.put(step.name, step.kind, [value], table, attributes=attributes)
 
@@ -270,27 +289,29 @@ class Lowering:
         codes, _ = channel_codes(values)
         return Weight(values.shape, values if FLOAT in self.settings else None, {FIXED_BITS: codes}, FIXED_BITS)
 
-    def _edge(self, step: Step, values: np.ndarray, table: np.ndarray | None) -> tuple[str, bool, np.ndarray]:
+    def _fixed_layer(
+        self, step: TraceStep, values: np.ndarray, table: np.ndarray | None
+    ) -> tuple[str, bool, np.ndarray]:
         """An 8-bit layer: the codes it reads, their sign, and its table."""
-        (value,), codes = step.inputs, self.edges[step.name]
+        (value,), codes = step.inputs, self.first_last[step.name]
         given = self.codes.get(value)
         if given is not None and np.array_equal(given.is_float, codes.is_float):
             codes = given  # quantized already: to do it again could only lose
         elif not codes.ranges.all():
             raise DataError(
                 f"layer {step.name!r} reads only zeros on the example, so the range of its 8-bit input is unknown; "
-                "give pack(..., edges='8bit') a batch of real images as the example"
+                "give pack(..., first_last='8bit') a batch of real images as the example"
             )
         else:
             value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
-            self.points[step.name] = Point(value, codes)
+            self.points[step.name] = ComparisonPoint(value, codes)
         weight_codes, weight_steps = channel_codes(values)
         self.rounded[step.name] = (2.0 * weight_codes - FIXED_LEVELS) * weight_steps[:, None, None, None]
         scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, weight_steps))  # (P, out)
         shift = np.zeros_like(scale) if table is None else table[:, 1]
         return value, codes.signed, np.stack([scale, shift], axis=1)
 
-    def plain(self, step: Step) -> None:
+    def plain(self, step: TraceStep) -> None:
         inputs = list(step.inputs)
         if step.kind in ("max_pool", "flatten") and inputs[0] in self.codes:
             self.codes[step.name] = self.codes[inputs[0]]  # the largest code, and the order of codes: no float needed
@@ -307,16 +328,18 @@ def weight_step(layer: AnyLayer, k: int) -> float:
     if k == FLOAT:
         return 1.0
     quantizer = layer.quantizer
-    return float(quantizer.scale(layer.weight, k)) / grid(quantizer, k)
+    return float(quantizer.scale(layer.weight, k)) / checked_grid(quantizer, k)
 
 
-def grid(quantizer: WeightQuantizer, k: int) -> int:
-    kind = same_methods(quantizer, QUANTIZERS.values(), WEIGHT_METHODS)
-    if kind is None:
+def checked_grid(quantizer: WeightQuantizer, k: int) -> int:
+    """What the quantizer says of itself, as long as no method it says that of was replaced since."""
+    kind = next(kind for kind in type(quantizer).__mro__ if "grid" in vars(kind))
+    if kind is WeightQuantizer or own_method(quantizer, kind, WEIGHT_METHODS):
         raise UnsupportedOperation(
-            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use nested, dorefa or lsq"
+            f"weight quantizer {type(quantizer).__name__} is not one the model file knows; use "
+            f"{', '.join(QUANTIZERS)}, or define `checked_grid`, which says what its codes stand for"
         )
-    return 2**k if issubclass(kind, Nested) else 2**k - 1
+    return quantizer.grid(k)
 
 
 def same_methods(module: nn.Module, kinds: Iterable[type[nn.Module]], methods: Sequence[str]) -> type[nn.Module] | None:
@@ -349,7 +372,9 @@ def act_range(act: ActQuantizer, width: int) -> float:
     return 1.0 if r is None else float(r)
 
 
-def layer_attributes(layer: AnyLayer, path: str, given: tuple[int, int, int], step: Step) -> tuple[str, dict[str, Any]]:
+def layer_attributes(
+    layer: AnyLayer, path: str, given: tuple[int, int, int], step: TraceStep
+) -> tuple[str, dict[str, Any]]:
     """The kind of an any-layer, and its FORMAT attributes but for those the codes decide."""
     if isinstance(layer, AnyLinear):
         if given[1:] != (1, 1) or step.size[1:] != (1, 1):

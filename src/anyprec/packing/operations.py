@@ -26,17 +26,17 @@ SUPPORTED = (
 )
 
 
-def title(func: Any) -> str:
+def operation_name(func: Any) -> str:
     """aten.relu_.default -> 'relu'."""
-    return func._schema.name.split("::")[-1].rstrip("_")
+    return str(func._schema.name).split("::")[-1].rstrip("_")
 
 
-class Call:
+class OperationCall:
     """One call: its arguments by the names of its schema, `out` the tensor it made."""
 
     def __init__(self, recorder: Recorder, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         self.recorder, self.out = recorder, out
-        self.name = title(func)
+        self.name = operation_name(func)
         arguments = func._schema.arguments
         self.first: str = arguments[0].name
         self.given: dict[str, Any] = {a.name: a.default_value for a in arguments if a.has_default_value()}
@@ -49,7 +49,8 @@ class Call:
     @property
     def x(self) -> Tensor:
         """The first argument, whatever its schema calls it."""
-        return self.given[self.first]
+        first: Tensor = self.given[self.first]
+        return first
 
     def constant(self, argument: str) -> Tensor | None:
         item = self.given.get(argument)
@@ -63,7 +64,7 @@ class Call:
 
 
 def record(recorder: Recorder, func: Any, args: Any, kwargs: Any, out: Tensor) -> str:
-    call = Call(recorder, func, args, kwargs, out)
+    call = OperationCall(recorder, func, args, kwargs, out)
     if call.name not in OPERATIONS:
         raise Refused(f"the model file has no such operation; it has {SUPPORTED}")
     return OPERATIONS[call.name](call)
@@ -75,7 +76,7 @@ def pair(numbers: list[int], missing: int) -> list[int]:
     return [missing, *numbers] if len(numbers) == 1 else numbers
 
 
-def window(call: Call) -> dict[str, Any]:
+def window(call: OperationCall) -> dict[str, Any]:
     """Kernel, stride and padding of a 2-d pool; torch breaks 1-d ones down to it. One number serves both ways."""
 
     def both(setting: Any) -> list[int]:
@@ -89,7 +90,7 @@ def window(call: Call) -> dict[str, Any]:
 # --- Layers and norms -------------------------------------------------------------------------------------
 
 
-def convolution(call: Call) -> str:
+def convolution(call: OperationCall) -> str:
     weight, bias = call.constant("weight"), call.constant("bias")
     if call["transposed"]:
         raise Refused("transposed convolutions have no operation; resize and convolve instead")
@@ -109,7 +110,7 @@ def convolution(call: Call) -> str:
     )
 
 
-def matrix_product(call: Call) -> str:
+def matrix_product(call: OperationCall) -> str:
     """mm(x, w) and addmm(bias, x, w), w being (in, out): what F.linear becomes on (N, C)."""
     x, name = (call["mat1"], "mat2") if call.name == "addmm" else (call["self"], "mat2")
     weight = call.constant(name)
@@ -123,7 +124,7 @@ def matrix_product(call: Call) -> str:
     return call.step("linear", x, constants=constants)
 
 
-def batch_norm(call: Call) -> str:
+def batch_norm(call: OperationCall) -> str:
     mean, variance = call.constant("running_mean"), call.constant("running_var")
     if mean is None or variance is None or call.given.get("training"):
         raise Refused("a batch norm without running statistics takes them from the batch; track them, and train again")
@@ -136,7 +137,7 @@ def batch_norm(call: Call) -> str:
 # --- Arithmetic -------------------------------------------------------------------------------------------
 
 
-def affine(call: Call, x: Tensor, scale: Tensor | float, shift: Tensor | float) -> str:
+def affine(call: OperationCall, x: Tensor, scale: Tensor | float, shift: Tensor | float) -> str:
     constants = {
         key: torch.as_tensor(value, dtype=torch.float64).expand(size_of(x)[0]) for key, value in
         (("scale", scale), ("shift", shift))
@@ -144,7 +145,7 @@ def affine(call: Call, x: Tensor, scale: Tensor | float, shift: Tensor | float) 
     return call.step("affine", x, constants=constants)
 
 
-def per_channel(call: Call, x: Tensor, constant: Any) -> Tensor:
+def per_channel(call: OperationCall, x: Tensor, constant: Any) -> Tensor:
     """A number, or a tensor that differs from channel to channel only, as (C,) or () float64."""
     value = torch.as_tensor(constant).double().to(x.device)
     if value.numel() == 1:
@@ -155,7 +156,7 @@ def per_channel(call: Call, x: Tensor, constant: Any) -> Tensor:
     return value.reshape(-1)
 
 
-def add(call: Call) -> str:
+def add(call: OperationCall) -> str:
     """add, sub and rsub: of two values, or of a value and a constant."""
     x, y = call["self"], call["other"]
     factors = {"add": (1.0, call["alpha"]), "sub": (1.0, -call["alpha"]), "rsub": (-call["alpha"], 1.0)}[call.name]
@@ -173,7 +174,7 @@ def add(call: Call) -> str:
     return call.step("add", *signed)
 
 
-def multiply(call: Call) -> str:
+def multiply(call: OperationCall) -> str:
     """mul and div by a constant."""
     x, y = call["self"], call["other"]
     if call.recorder.is_constant(x) and call.name == "mul":
@@ -184,33 +185,32 @@ def multiply(call: Call) -> str:
     return affine(call, x, 1 / factor if call.name == "div" else factor, 0.0)
 
 
-def negative(call: Call) -> str:
+def negative(call: OperationCall) -> str:
     return affine(call, call.x, -1.0, 0.0)
 
 
-def clip(call: Call) -> str:
+def clip(call: OperationCall) -> str:
     """relu, clamp and hardtanh (ReLU6 is one)."""
-    low, high = {
-        "relu": lambda: (0.0, None),
-        "clamp": lambda: (call["min"], call["max"]),
-        "clamp_min": lambda: (call["min"], None),
-        "clamp_max": lambda: (None, call["max"]),
-        "hardtanh": lambda: (call["min_val"], call["max_val"]),
-    }[call.name]()
+    names = {"clamp": ("min", "max"), "clamp_min": ("min", None), "clamp_max": (None, "max"),
+             "hardtanh": ("min_val", "max_val")}  # fmt: skip
+    low: Any = 0.0
+    high: Any = None
+    if call.name != "relu":
+        low, high = (None if name is None else call[name] for name in names[call.name])
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         raise Refused("its bounds are tensors; plain numbers have an operation")
     bounds = torch.tensor([-math.inf if low is None else low, math.inf if high is None else high], dtype=torch.float64)
     return call.step("clip", call.x, constants={"bounds": bounds})
 
 
-def concatenate(call: Call) -> str:
+def concatenate(call: OperationCall) -> str:
     tensors, dim = call["tensors"], call["dim"]
     if dim % call.out.dim() != 1:
         raise Refused(f"it concatenates along dimension {dim}; only channels (dimension 1) have an operation")
     return call.step("concat", *tensors)
 
 
-def softmax(call: Call) -> str:
+def softmax(call: OperationCall) -> str:
     if call["dim"] % call.x.dim() != 1:
         raise Refused(f"it runs along dimension {call['dim']}; only channels (dimension 1) have an operation")
     return call.step("softmax", call.x)
@@ -219,13 +219,13 @@ def softmax(call: Call) -> str:
 # --- Pooling, sizes and places ----------------------------------------------------------------------------
 
 
-def max_pool(call: Call) -> str:
+def max_pool(call: OperationCall) -> str:
     dilation = call["dilation"] if isinstance(call["dilation"], list) else [call["dilation"]]
     dilation = [int(n) for n in dilation] * (2 if len(dilation) == 1 else 1)
     return call.step("max_pool", call.x, **window(call), dilation=dilation, ceil=bool(call["ceil_mode"]))
 
 
-def average_pool(call: Call) -> str:
+def average_pool(call: OperationCall) -> str:
     if call.given.get("divisor_override"):
         raise Refused("a divisor of its own has no operation; multiply afterwards")
     places = window(call)
@@ -235,11 +235,11 @@ def average_pool(call: Call) -> str:
     return call.step("avg_pool", call.x, **places, ceil=bool(call["ceil_mode"]), count_pad=counted)
 
 
-def adaptive_pool(call: Call) -> str:
+def adaptive_pool(call: OperationCall) -> str:
     return call.step("adaptive_avg_pool", call.x, size=[int(n) for n in call["output_size"]])
 
 
-def mean(call: Call) -> str:
+def mean(call: OperationCall) -> str:
     """Over H and W (L of a 1-d network): the global average pool."""
     x = call.x
     over = sorted(d % x.dim() for d in call.given.get("dim") or range(x.dim()))
@@ -251,7 +251,7 @@ def mean(call: Call) -> str:
     return call.step("adaptive_avg_pool", x, size=[1, 1])
 
 
-def reshape(call: Call) -> str:
+def reshape(call: OperationCall) -> str:
     """view, unsqueeze, squeeze, flatten: no change of place, or all of C, H, W in a row."""
     x, out = call.x, call.out
     refused = Refused(
@@ -267,13 +267,13 @@ def reshape(call: Call) -> str:
     return call.step("flatten", x)
 
 
-def same(call: Call) -> str:
+def same(call: OperationCall) -> str:
     if call.out.shape != call.x.shape or not call.out.is_floating_point():
         raise Refused("it repeats values or turns them into another type, which has no operation")
     return call.recorder.name_of(call.x)
 
 
-def resize(call: Call) -> str:
+def resize(call: OperationCall) -> str:
     scales = [float(n) for n in (call.given.get("scales_h"), call.given.get("scales_w")) if n is not None]
     given = len(scales) == 2
     return call.step(
@@ -287,7 +287,7 @@ def resize(call: Call) -> str:
     )
 
 
-def pad(call: Call) -> str:
+def pad(call: OperationCall) -> str:
     amounts = [int(n) for n in call["pad"]]
     if not any(amounts):
         return call.recorder.name_of(call.x)
@@ -300,7 +300,7 @@ def pad(call: Call) -> str:
     return call.step("pad", call.x, h=height, w=width, c=channels)
 
 
-def slice_(call: Call) -> str:
+def slice_(call: OperationCall) -> str:
     """x[:, :, ::2]: a max pool of one tap; a slice that takes all is nothing."""
     x, dim, step = call.x, call["dim"] % call.x.dim(), call["step"]
     if call.out.shape == x.shape:
@@ -321,7 +321,7 @@ def slice_(call: Call) -> str:
     )
 
 
-OPERATIONS: dict[str, Callable[[Call], str]] = {
+OPERATIONS: dict[str, Callable[[OperationCall], str]] = {
     "convolution": convolution,
     "mm": matrix_product,
     "addmm": matrix_product,

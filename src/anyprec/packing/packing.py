@@ -24,13 +24,13 @@ from anyprec.format.graph import Graph, GraphProfile, Op
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.nn.switching import Setting, any_layers, widths_of
-from anyprec.packing.first_last import Image, check_edges, edge_codes
+from anyprec.packing.first_last import Image, check_first_last, first_last_grids
 from anyprec.packing.fold import fold
 from anyprec.packing.images import check_images
-from anyprec.packing.lower import Draft, lower
-from anyprec.packing.steps import Trace
+from anyprec.packing.lower import GraphDraft, lower
+from anyprec.packing.steps import NetworkTrace
 from anyprec.packing.trace import input_of, trace
-from anyprec.packing.verify import Check, Plan, make_plan
+from anyprec.packing.verify import VerificationPlan, VerificationReport, make_verification_plan
 from anyprec.packing.verify import verify as check_file
 from anyprec.preprocessing import CHANNELS, Preprocessing
 from anyprec.widths import FLOAT, Profile, check_widths
@@ -53,7 +53,7 @@ class PackReport:
     float_weights: int
     bytes: dict[str, int]
     file_bytes: int
-    check: Check | None  # of the file against the module; None: it was left out (verify=False)
+    check: VerificationReport | None  # of the file against the module; None: it was left out (verify=False)
     seconds: float  # all of it, the check too
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,34 +95,36 @@ def pack(
     image: Preprocessing | Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
-    edges: str = "float",
+    first_last: str = "float",
     verify: bool = True,
 ) -> PackReport:
     """Write `model` to `path` as integers, for every width it was trained or calibrated for.
 
-    `example` is one float input of the usual shape, such as images (N, C, H, W). `widths` packs fewer widths,
-    `keep_float` (or 32 in `widths`) keeps float weights beside the integers, `profiles` adds mixed bits.
-    `image` is the anyprec.Preprocessing of the training (size, resizing, mean and deviation), so that pictures are
-    answered as in training; or (scale, shift) per channel, which says how uint8 arrays become the input, and no more.
-    `accuracy` (profile -> percent) and `labels` are kept for whoever reads the file. `edges` is what the first and last
-    layers are: "float" or "8bit", a smaller file; ranges are then taken from the example, so it must be a batch of
-    real images.
-
-    The file is run and compared with the module in every profile before it gets its name: one that disagrees is not
-    left, and what stood at `path` stays. `verify=False` leaves that out.
+    example: one float input of the usual shape, such as images (N, C, H, W).
+    widths: packs fewer widths than the model has.
+    keep_float: keeps float weights beside the integers, as 32 in `widths` does.
+    profiles: adds mixed bits.
+    image: the anyprec.Preprocessing of the training (size, resizing, mean and deviation), so that pictures are
+        answered as in training; or (scale, shift) per channel, which says how uint8 arrays become the input, and no
+        more.
+    labels, accuracy (profile -> percent), name: kept for whoever reads the file.
+    first_last: what the first and last layers are, "float" or "8bit" (a smaller file); ranges are then taken from the
+        example, so it must be a batch of real images.
+    verify: runs the file and compares it with the module in every profile before it gets its name: one that disagrees
+        is not left, and what stood at `path` stays.
     """
     start = time.perf_counter()
     if is_special(path):
         raise ModelFileError(f"{path} is a device or a pipe; give the name of a file, which is read again to check it")
-    plan = plan_of(
+    plan = plan_packing(
         model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
-        accuracy=accuracy, name=name, edges=edges,
+        accuracy=accuracy, name=name, first_last=first_last,
     )  # fmt: skip
     check = write_checked(model, plan, Path(path), verify)
     return report_of(plan.graph, Path(path), check, time.perf_counter() - start)
 
 
-def write_checked(model: nn.Module, plan: Plan, path: Path, checked: bool) -> Check | None:
+def write_checked(model: nn.Module, plan: VerificationPlan, path: Path, checked: bool) -> VerificationReport | None:
     """The file under another name, the check, then its name; nothing is left of a file that fails."""
     if not checked:
         write(plan.graph, path)
@@ -152,16 +154,16 @@ def make_graph(
     image: Preprocessing | Image | None = None,
     accuracy: Mapping[int | str, float] | None = None,
     name: str | None = None,
-    edges: str = "float",
+    first_last: str = "float",
 ) -> Graph:
     """The Graph that `pack` writes; the arguments are its. It is not compared with the module."""
-    return plan_of(
+    return plan_packing(
         model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
-        accuracy=accuracy, name=name, edges=edges,
+        accuracy=accuracy, name=name, first_last=first_last,
     ).graph  # fmt: skip
 
 
-def plan_of(
+def plan_packing(
     model: nn.Module,
     *,
     example: Any,
@@ -172,17 +174,17 @@ def plan_of(
     image: Preprocessing | Image | None,
     accuracy: Mapping[int | str, float] | None,
     name: str | None,
-    edges: str,
-) -> Plan:
+    first_last: str,
+) -> VerificationPlan:
     """The Graph, and what verify.py needs to lead the module along it."""
-    check_edges(edges)
+    check_first_last(first_last)
     settings = settings_of(model, keep_float, widths, tuple(profiles))
     how = image if isinstance(image, Preprocessing) else None
     image = image.image if isinstance(image, Preprocessing) else image
     x, key = input_of(model, example)
     scale, shift = image_numbers(image, x.shape[1])
     steps = trace(model, check_images(x, image), key, settings)
-    at_8_bit = edge_codes(steps, model, example, settings, image) if edges == "8bit" else {}
+    at_8_bit = first_last_grids(steps, model, example, settings, image) if first_last == "8bit" else {}
     draft = lower(steps, model, settings, at_8_bit)
     fold(draft)
     channels, height, width = steps.size
@@ -214,7 +216,7 @@ def plan_of(
         resize_to=how.to if how and pictures else None,
         filter=how.filter if how and pictures and how.size else None,
     )
-    return make_plan(graph, steps, draft, settings)
+    return make_verification_plan(graph, steps, draft, settings)
 
 
 def settings_of(
@@ -243,7 +245,7 @@ def settings_of(
 
 
 def graph_profiles(
-    draft: Draft, settings: list[Setting], accuracy: Mapping[int | str, float]
+    draft: GraphDraft, settings: list[Setting], accuracy: Mapping[int | str, float]
 ) -> tuple[GraphProfile, ...]:
     known = {str(key): float(value) for key, value in accuracy.items()}
     made = []
@@ -264,7 +266,7 @@ def graph_profiles(
     return tuple(made)
 
 
-def planes_of(model: nn.Module, draft: Draft) -> dict[int, tuple[int, ...]]:
+def planes_of(model: nn.Module, draft: GraphDraft) -> dict[int, tuple[int, ...]]:
     used = sorted({k for widths in draft.weight_bits.values() for k in widths} - {FLOAT})
     nests = all(layer.quantizer.nests for layer in any_layers(model).values())
     return nested_planes(used) if nests else separate_planes(used)
@@ -281,12 +283,12 @@ def rounded(name: str, table: np.ndarray) -> np.ndarray:
         return table.astype(np.float32)
 
 
-def gives_vectors(steps: Trace) -> bool:
+def gives_vectors(steps: NetworkTrace) -> bool:
     """Not maps: then images of the example's size are what it was made for, whatever else it takes."""
     return all(step.size[1:] == (1, 1) for step in steps.steps if step.name in steps.outputs)
 
 
-def fitted(how: Preprocessing, sides: tuple[int | None, int | None], steps: Trace) -> Preprocessing:
+def fitted(how: Preprocessing, sides: tuple[int | None, int | None], steps: NetworkTrace) -> Preprocessing:
     """With the size of the example where the network needs one and none is given; a map keeps that of the picture."""
     size: tuple[int, int] = steps.size[1], steps.size[2]
     if how.size is None:
@@ -310,7 +312,7 @@ def image_numbers(image: Image | None, channels: int) -> tuple[tuple[float, ...]
     return scale, shift
 
 
-def report_of(graph: Graph, path: Path, check: Check | None, seconds: float) -> PackReport:
+def report_of(graph: Graph, path: Path, check: VerificationReport | None, seconds: float) -> PackReport:
     weights = graph.weights.values()
     quantized = [weight for weight in weights if weight.codes is not None and weight.bits is None]
     fixed = [weight for weight in weights if weight.bits is not None]

@@ -1,4 +1,4 @@
-"""Step and Trace: what a network runs, operation by operation, before it has numbers for any profile.
+"""TraceStep and NetworkTrace: what a network runs, operation by operation, before it has numbers for any profile.
 
 Made by trace.py with operations.py, read by lower.py.
 """
@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TraceStep:
     """One operation as it was run: a kind of FORMAT.md section 3, or a leaf ("any", "activation").
 
     `constants` are what the kind's table and weight are made of. `at[p]` are those of profile p, once the network has
@@ -35,13 +35,13 @@ class Step:
     module: nn.Module | None = None
     at: tuple[dict[str, Tensor], ...] = ()
 
-    def same_but_for_size(self, other: Step) -> bool:
+    def same_but_for_size(self, other: TraceStep) -> bool:
         """The same step, in runs on images of two sizes. A resize may follow the image's size."""
         return self.same_but_for_numbers(other) and all(
             torch.equal(value, other.constants[key]) for key, value in self.constants.items()
         )
 
-    def same_but_for_numbers(self, other: Step) -> bool:
+    def same_but_for_numbers(self, other: TraceStep) -> bool:
         """The same step, in runs at other bits."""
         mine, theirs = ({**s.attributes, "size": None} if s.kind == "resize" else s.attributes for s in (self, other))
         return (
@@ -52,8 +52,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Trace:
-    steps: tuple[Step, ...]
+class NetworkTrace:
+    steps: tuple[TraceStep, ...]
     outputs: tuple[str, ...]
     size: Size  # of the input
     free: bool  # the same steps serve images of any height and width

@@ -31,10 +31,10 @@ from anyprec.errors import AnyprecError, DataError, UnsupportedOperation
 from anyprec.format.graph import INPUT
 from anyprec.nn.layers import AnyActivation, AnyLayer
 from anyprec.nn.norms import SwitchNorm
-from anyprec.nn.observe import move, run, undisturbed
+from anyprec.nn.observe import move_to_device, preserve_state, run_call
 from anyprec.nn.switching import Setting, bits, setting_name
-from anyprec.packing.operations import record, title
-from anyprec.packing.steps import Refused, Size, Step, Trace, size_of
+from anyprec.packing.operations import operation_name, record
+from anyprec.packing.steps import NetworkTrace, Refused, Size, TraceStep, size_of
 
 LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation"}
 # Added to H and W: once so that networks which halve the size five times still fit, once to make sizes odd.
@@ -42,7 +42,7 @@ OTHER_SIZES = ((32, 64), (33, 67))
 MEASURED_AT_ONCE = 32  # images
 KEPT = 2**22  # numbers of an output: of larger ones (maps) the first image's are kept
 
-Recorded = tuple[list[Step], tuple[str, ...], list[Tensor]]  # steps, names of the outputs, the outputs
+Recorded = tuple[list[TraceStep], tuple[str, ...], list[Tensor]]  # steps, names of the outputs, the outputs
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Unusable:
     why: str
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every tensor operation while it is active; `values` says which step made a tensor."""
 
     def __init__(self, model: nn.Module, watched: Collection[str] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ranges = {name: (inf, -inf) for name in watched}  # least and largest number of these values so far
         self.paths = paths_of(model)
         self.within: list[nn.Module] = []  # the modules being called, innermost last
         self.in_leaf = False
         self.leaf_value: str | Unusable | None = None  # what the leaf being called reads
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, TraceStep] = {}
         self.values: Any = WeakTensorKeyDictionary()  # tensor -> name of its step, or Unusable
         self.written: dict[int, Any] = {}  # memory of constants that values were written into; held, so never reused
 
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
     def add(self, kind: str, inputs: tuple[str, ...], like: Tensor, **more: Any) -> str:
         """A new step whose value has the size of the tensor `like`; gives its name."""
         name = self._free_name(kind)
-        self.steps[name] = Step(name, kind, inputs, size_of(like), **more)
+        self.steps[name] = TraceStep(name, kind, inputs, size_of(like), **more)
         return name
 
     def path(self) -> str:
@@ -106,7 +106,8 @@ class Recorder(TorchDispatchMode):
         known = [] if self.in_leaf else [v for t in tensors_in((args, kwargs)) if (v := self.value_of(t)) is not None]
         out = self.execute(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags and not self.in_leaf:
-            why = f"{title(func)}{self._where()} draws random numbers; a packed network gives one answer to one image"
+            name = f"{operation_name(func)}{self._where()}"
+            why = f"{name} draws random numbers; a packed network gives one answer to one image"
             self.values.update({tensor: Unusable(why) for tensor in tensors_in(out)})
             return out
         if not known:
@@ -114,7 +115,7 @@ class Recorder(TorchDispatchMode):
         made = tensors_in(out)
         if not made:
             raise UnsupportedOperation(
-                f"the network decides by the values of its input ({title(func)}{self._where()}); a packed one "
+                f"the network decides by the values of its input ({operation_name(func)}{self._where()}); a packed one "
                 "runs the same operations on every image"
             )
         value: str | Unusable
@@ -122,13 +123,15 @@ class Recorder(TorchDispatchMode):
             spoilt = next((v for v in known if isinstance(v, Unusable)), None)
             value = record(self, func, args, kwargs, made[0]) if spoilt is None else spoilt
         except Refused as refused:
-            value = Unusable(f"{title(func)}{self._where()}: {refused}")
+            value = Unusable(f"{operation_name(func)}{self._where()}: {refused}")
         if func._schema.is_mutable:
-            self._overwrite(made[0], title(func))
+            self._overwrite(made[0], operation_name(func))
         self.values[made[0]] = value
         self.see(value, made[0])
         for tensor in made[1:]:
-            self.values[tensor] = Unusable(f"{title(func)}{self._where()}: only its first result has an operation")
+            self.values[tensor] = Unusable(
+                f"{operation_name(func)}{self._where()}: only its first result has an operation"
+            )
         return out
 
     def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -136,7 +139,8 @@ class Recorder(TorchDispatchMode):
 
     def value_of(self, tensor: Tensor) -> str | Unusable | None:
         if tensor in self.values:
-            return self.values[tensor]
+            known: str | Unusable = self.values[tensor]
+            return known
         if self.written and tensor.untyped_storage().data_ptr() in self.written:
             return Unusable("a value is written into a part of a constant; write it with torch.cat or F.pad instead")
         return None
@@ -231,7 +235,7 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def trace(model: nn.Module, x: Tensor, key: str | None, settings: Sequence[Setting]) -> Trace:
+def trace(model: nn.Module, x: Tensor, key: str | None, settings: Sequence[Setting]) -> NetworkTrace:
     """The model's steps, with their constants in every setting; its mode, bits and random numbers stay as they were.
 
     `x` has several images, so that no batch of 1 hides what is done to the batch; `key` names the argument it is.
@@ -245,7 +249,7 @@ def trace(model: nn.Module, x: Tensor, key: str | None, settings: Sequence[Setti
         replace(step, at=tuple(steps[number].constants for steps, _, _ in every)) for number, step in enumerate(first)
     ]
     results = tuple(tuple(t[:1] if t.numel() > KEPT else t for t in made) for _, _, made in every)
-    fixed = Trace(tuple(all_numbers), outputs, size, False, x, key, results)
+    fixed = NetworkTrace(tuple(all_numbers), outputs, size, False, x, key, results)
     runs, inputs = [all_numbers], [size]
     for down, right in OTHER_SIZES if x.dim() > 2 else ():
         more = (down, right)[4 - x.dim() :]
@@ -273,7 +277,7 @@ def _run_at(model: nn.Module, setting: Setting, x: Tensor, key: str | None) -> R
         return run_recorded(model, x, key, Recorder(model))
 
 
-def _check_same(first: list[Step], other: list[Step], at_first: Setting, at_other: Setting) -> None:
+def _check_same(first: list[TraceStep], other: list[TraceStep], at_first: Setting, at_other: Setting) -> None:
     same = [a.same_but_for_numbers(b) for a, b in zip(first, other, strict=False)]
     if len(first) == len(other) and all(same):
         return
@@ -295,7 +299,7 @@ def input_of(model: nn.Module, example: Any) -> tuple[Tensor, str | None]:
         raise DataError(
             f"the example holds these tensors: {shapes}; pack needs one float tensor, such as images (N, C, H, W)"
         )
-    x = move(given[0].detach(), model, "the example")
+    x = move_to_device(given[0].detach(), model, "the example")
     home = next((p for p in model.parameters() if p.is_floating_point()), x)
     key = next(iter(example)) if isinstance(example, Mapping) else None
     return x.to(home.dtype), key
@@ -315,11 +319,11 @@ def value_ranges(model: nn.Module, example: Any, names: Collection[str]) -> dict
 def run_recorded(model: nn.Module, x: Tensor, key: str | None, recorder: Recorder, seed: int | None = None) -> Recorded:
     recorder.values[x] = INPUT
     recorder.see(INPUT, x)
-    with undisturbed(model), torch.no_grad(), _watched(model, recorder), recorder:
+    with preserve_state(model), torch.no_grad(), _watched(model, recorder), recorder:
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed)
-        output = run(model, ((x,), {}) if key is None else ((), {key: x}), "the example")
+        output = run_call(model, ((x,), {}) if key is None else ((), {key: x}), "the example")
     made = tensors_in(output)
     if not made:
         raise UnsupportedOperation(f"the network returns a {type(output).__name__} without tensors; nothing to pack")
@@ -355,7 +359,7 @@ def _watched(model: nn.Module, recorder: Recorder) -> Iterator[None]:
                 module.__dict__[name] = own
 
 
-def _follow(number: int, runs: list[list[Step]], inputs: list[Size]) -> Step | None:
+def _follow(number: int, runs: list[list[TraceStep]], inputs: list[Size]) -> TraceStep | None:
     """A resize to a size that changed with the image's takes it from the value that changed alike; None: from none."""
     step = runs[0][number]
     wanted = [steps[number].size[1:] for steps in runs]

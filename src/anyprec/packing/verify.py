@@ -24,14 +24,14 @@ from torch import Tensor, nn
 
 from anyprec.errors import InputError, VerificationFailed
 from anyprec.format.graph import Graph
-from anyprec.nn.observe import run, undisturbed
-from anyprec.nn.quantizers import ActQuantizer
+from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.observe import preserve_state, run_call
 from anyprec.nn.switching import Setting, bits, setting_name
-from anyprec.packing.answers import Answers, Apart, open_answers
+from anyprec.packing.answers import Mismatch, PackedAnswers, open_answers
 from anyprec.packing.images import SEED, noise
-from anyprec.packing.lower import Draft, Point
-from anyprec.packing.operations import title
-from anyprec.packing.steps import Step, Trace
+from anyprec.packing.lower import ComparisonPoint, GraphDraft
+from anyprec.packing.operations import operation_name
+from anyprec.packing.steps import NetworkTrace, TraceStep
 from anyprec.packing.trace import Recorder, run_recorded
 from anyprec.widths import FLOAT
 
@@ -59,7 +59,7 @@ class ProfileCheck:
 
 
 @dataclass(frozen=True)
-class Check:
+class VerificationReport:
     """What the check looked at, and how long it took; it found nothing wrong."""
 
     engine: str  # the instruction set the file ran on, or "oracle"
@@ -85,21 +85,21 @@ class Check:
 # --- The module, led along the file -----------------------------------------------------------------------
 
 
-class Follower(Recorder):
+class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records a run as trace.py does, and puts the file's value in the place of each quantizer's, once compared."""
 
-    def __init__(self, model: nn.Module, plan: Plan, row: int, values: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, model: nn.Module, plan: VerificationPlan, row: int, values: Mapping[str, np.ndarray]) -> None:
         super().__init__(model)
         self.plan, self.row, self.given = plan, row, values
         self.rounds = bool(plan.rounded) and plan.settings[row] != FLOAT
         self.compared = self.moved = 0
         self.tolerance_used = 0.0
 
-    def ahead(self) -> Step:
+    def ahead(self) -> TraceStep:
         """The step that comes next, if the run goes as it was traced."""
         steps = self.plan.trace.steps
         if len(self.steps) == len(steps):
-            raise Apart("the module runs more operations than it did on another number of images")
+            raise Mismatch("the module runs more operations than it did on another number of images")
         return steps[len(self.steps)]
 
     def watch(self, module: nn.Module) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ class Follower(Recorder):
             return forward
 
         def followed(y: Tensor, width: int) -> Tensor:
-            out = forward(y, width)
+            out: Tensor = forward(y, width)
             if not self.in_leaf or not isinstance(self.leaf_value, str):
                 return out
             step = self.ahead()
@@ -118,8 +118,8 @@ class Follower(Recorder):
         return followed
 
     def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An 8-bit edge layer is float in the module: it gets the file's input and the rounded weight."""
-        if self.rounds and not self.in_leaf and (place := INPUT_PLACES.get(title(func))) is not None:
+        """An 8-bit first or last layer is float in the module: it gets the file's input and the rounded weight."""
+        if self.rounds and not self.in_leaf and (place := INPUT_PLACES.get(operation_name(func))) is not None:
             value, step = self.value_of(args[place]), self.ahead()
             if step.name in self.plan.rounded and value == step.inputs[0]:
                 y, weight = args[place : place + 2]
@@ -130,7 +130,7 @@ class Follower(Recorder):
                 args = (*args[:place], y, rounded, *args[place + 2 :])
         return super().execute(func, args, kwargs)
 
-    def follow(self, name: str, point: Point, y: Tensor, out: Tensor | None) -> Tensor:
+    def follow(self, name: str, point: ComparisonPoint, y: Tensor, out: Tensor | None) -> Tensor:
         """The file's value, as the module has it. `out` is what the module's quantizer made of y; None: it has none."""
         top, left, bottom, right = point.pad
         if any(point.pad):  # zeros that the file's convolution adds itself
@@ -160,23 +160,25 @@ class Follower(Recorder):
         self.tolerance_used = max(self.tolerance_used, float(beyond.max()) / most)
         wrong = ~(beyond <= most)
         if wrong.any():
-            raise Apart(
+            raise Mismatch(
                 f"{name!r}: {int(wrong.sum())} of {codes.numel()} codes are not the module's, one of them off by "
                 f"{float(beyond.max()) + 0.5:.3g} steps"
             )
         if count > FEW + MOVED * codes.numel():
-            raise Apart(f"{name!r}: {count} of {codes.numel()} codes are on the other side of a border")
+            raise Mismatch(f"{name!r}: {count} of {codes.numel()} codes are on the other side of a border")
 
     def _check_rounding(self, name: str, apart: Tensor) -> None:
         """The module's quantizer rounds to the file's codes, or to one next to it."""
         wrong = ~((apart - apart.round()).abs() <= BORDER) | (apart.abs() > 1.5)
         if wrong.any():
-            raise Apart(f"{name!r}: the module's quantizer makes other values of {int(wrong.sum())} of {wrong.numel()}")
+            raise Mismatch(
+                f"{name!r}: the module's quantizer makes other values of {int(wrong.sum())} of {wrong.numel()}"
+            )
 
     def check_floats(self, name: str, found: Tensor, wanted: Tensor) -> None:
         gap, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
         if not gap <= FLOATS * largest:
-            raise Apart(f"{name!r}: its numbers differ by up to {gap:.3g} (they go up to {largest:.3g})")
+            raise Mismatch(f"{name!r}: its numbers differ by up to {gap:.3g} (they go up to {largest:.3g})")
         if gap:
             self.tolerance_used = max(self.tolerance_used, gap / (FLOATS * largest))
 
@@ -185,7 +187,7 @@ def as_tensor(values: np.ndarray, like: Tensor) -> Tensor:
     """(N, H, W, C), or (N, C), as the module has it."""
     tensor = torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2) if values.ndim == 4 else values))
     if tensor.numel() != like.numel():
-        raise Apart(f"the file has a value of shape {tuple(values.shape)} where the module has {tuple(like.shape)}")
+        raise Mismatch(f"the file has a value of shape {tuple(values.shape)} where the module has {tuple(like.shape)}")
     return tensor.reshape(like.shape).to(like)
 
 
@@ -199,26 +201,28 @@ def unpadded(t: Tensor, pad: tuple[int, int, int, int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerificationPlan:
     """What is known of a packed network beside its Graph."""
 
     graph: Graph
-    trace: Trace
+    trace: NetworkTrace
     settings: Sequence[Setting]
-    points: Mapping[str, Point]
+    points: Mapping[str, ComparisonPoint]
     rounded: Mapping[str, np.ndarray]
 
     def name(self, row: int) -> str:
         return self.graph.profiles[row].name
 
 
-def make_plan(graph: Graph, trace: Trace, draft: Draft, settings: Sequence[Setting]) -> Plan:
+def make_verification_plan(
+    graph: Graph, trace: NetworkTrace, draft: GraphDraft, settings: Sequence[Setting]
+) -> VerificationPlan:
     made = {op.name for op in graph.ops}
     points = {name: point for name, point in draft.points.items() if point.value in made}  # the others nothing reads
-    return Plan(graph, trace, settings, points, draft.rounded)
+    return VerificationPlan(graph, trace, settings, points, draft.rounded)
 
 
-def verify(model: nn.Module, path: Path, plan: Plan) -> Check:
+def verify(model: nn.Module, path: Path, plan: VerificationPlan) -> VerificationReport:
     """Raises VerificationFailed where the file at `path` is not the module, in any profile."""
     start = time.perf_counter()
     trace = plan.trace
@@ -233,10 +237,10 @@ def verify(model: nn.Module, path: Path, plan: Plan) -> Check:
             other = check_other_size(model, answers, plan) if trace.free else None
         finally:
             probe.unlink(missing_ok=True)
-    return Check(answers.engine, len(trace.x), other, found, time.perf_counter() - start)
+    return VerificationReport(answers.engine, len(trace.x), other, found, time.perf_counter() - start)
 
 
-def check_profile(model: nn.Module, answers: Answers, plan: Plan, row: int) -> ProfileCheck:
+def check_profile(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan, row: int) -> ProfileCheck:
     """The module by itself, as trace.py ran it, and led along the file."""
     x, by_itself = plan.trace.x, [t.float().cpu() for t in plan.trace.results[row]]
     difference = spread = float("nan")
@@ -247,10 +251,12 @@ def check_profile(model: nn.Module, answers: Answers, plan: Plan, row: int) -> P
         ]
         difference = max(float((a - b).abs().max()) for a, b in zip(alone, by_itself, strict=True))
         spread = max(float(wanted.std()) for wanted in by_itself)
-        follower = led(model, answers, plan, row, x[::2])  # not as many images as in trace.py: that must not matter
-    except Apart as apart:
+        follower = guided_run(
+            model, answers, plan, row, x[::2]
+        )  # not as many images as in trace.py: that must not matter
+    except Mismatch as apart:
         found = f"outputs differ by up to {difference:.3g} (their standard deviation is {spread:.3g})"
-        raise failure(plan.settings[row], found, apart) from None
+        raise verification_error(plan.settings[row], found, apart) from None
     first = [outs[0].argmax(1) for outs in (alone, by_itself)]
     return ProfileCheck(
         difference=difference,
@@ -264,19 +270,19 @@ def check_profile(model: nn.Module, answers: Answers, plan: Plan, row: int) -> P
     )
 
 
-def led(model: nn.Module, answers: Answers, plan: Plan, row: int, x: Tensor) -> Follower:
+def guided_run(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan, row: int, x: Tensor) -> GuidedRecorder:
     """One run of the module along the file; raises Apart where they part."""
     x = x.to(in_type_of(model, x))
     try:
         outputs, values = answers.values(pixels(x), plan.name(row))
     except InputError as error:
-        raise Apart(f"the input, which the file does not take ({error})") from None
-    follower = Follower(model, plan, row, values)
+        raise Mismatch(f"the input, which the file does not take ({error})") from None
+    follower = GuidedRecorder(model, plan, row, values)
     with bits(model, plan.settings[row]):
         # Random numbers, if it draws any (Python's, numpy's: trace.py sees torch's), are others than in trace.py.
         steps, _, made = run_recorded(model, x, plan.trace.key, follower, seed=SEED)
     if [step.name for step in steps] != [step.name for step in plan.trace.steps]:
-        raise Apart(f"the module runs other operations when given {len(x)} images")
+        raise Mismatch(f"the module runs other operations when given {len(x)} images")
     for name, ours, wanted in zip(plan.graph.outputs, outputs, made, strict=True):
         follower.check_floats(name, as_tensor(ours, wanted), wanted)
     return follower
@@ -290,46 +296,46 @@ def pixels(x: Tensor) -> np.ndarray:
     )
 
 
-def failure(setting: Setting, found: str, apart: Apart) -> VerificationFailed:
+def verification_error(setting: Setting, found: str, apart: Mismatch) -> VerificationFailed:
     return VerificationFailed(
         f"the packed network does not compute what the module does at {setting_name(setting)}: {found}, first at "
         f"{apart}; no file was written. Please report it; verify=False (--no-verify) writes the file all the same"
     )
 
 
-def check_other_size(model: nn.Module, answers: Answers, plan: Plan) -> tuple[int, int] | None:
+def check_other_size(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan) -> tuple[int, int] | None:
     """One image of another size, in one profile: the file says that it takes any."""
     x = plan.trace.x[:1].float().cpu()
     row = max((r for r, setting in enumerate(plan.settings) if setting != FLOAT), default=0)
     height, width = plan.trace.size[1:]
-    for h, w in ((smaller(height), smaller(width) + 32), (height + 32, width + 64)):
+    for h, w in ((smaller_size(height), smaller_size(width) + 32), (height + 32, width + 64)):
         h = 1 if height == 1 else h
         image = F.interpolate(x, size=(h, w) if x.dim() == 4 else (w,))
         image = (image + 0.1 * x.std() * noise(tuple(image.shape))).to(in_type_of(model, x))
         try:
-            led(model, answers, plan, row, image)
-        except Apart as apart:
-            if not takes(model, plan, row, image):
+            guided_run(model, answers, plan, row, image)
+        except Mismatch as apart:
+            if not accepts_image(model, plan, row, image):
                 continue
             found = f"images of {h} x {w} are not answered as those of {height} x {width}"
-            raise failure(plan.settings[row], found, apart) from None
+            raise verification_error(plan.settings[row], found, apart) from None
         except (ValueError, AssertionError):  # too small for this network; trace.py has seen the other run
             continue
         return h, w
     return None
 
 
-def takes(model: nn.Module, plan: Plan, row: int, image: Tensor) -> bool:
+def accepts_image(model: nn.Module, plan: VerificationPlan, row: int, image: Tensor) -> bool:
     call = ((image,), {}) if plan.trace.key is None else ((), {plan.trace.key: image})
     try:
-        with bits(model, plan.settings[row]), torch.no_grad(), undisturbed(model):
-            run(model, call, "the example")
+        with bits(model, plan.settings[row]), torch.no_grad(), preserve_state(model):
+            run_call(model, call, "the example")
     except (ValueError, AssertionError):
         return False
     return True
 
 
-def smaller(size: int) -> int:
+def smaller_size(size: int) -> int:
     """A size that networks which halve the image many times take as well: 224 -> 96, 32 -> 16; others stay."""
     return size // 64 * 32 if size >= 96 else size // 2 if size in (32, 64) else size
 

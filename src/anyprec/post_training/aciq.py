@@ -1,8 +1,8 @@
 """ACIQ: layers whose weights and inputs are clipped, given bits and rounded channel by channel.
 
-`AciqSettings` says which parts of the method are used; `put_aciq` gives the two quantizers below to the any-layers of a
-converted network. They switch widths like any others, but a model file has one width a layer, so they have no codes
-and cannot be packed. Called by methods.py; the arithmetic is in channels.py and clipping.py.
+`AciqSettings` says which parts of the method are used; `install_aciq` gives the two quantizers below to the any-layers
+of a converted network. They switch widths like any others, but a model file has one width a layer, so they have no
+codes and cannot be packed. Called by methods.py; the arithmetic is in channels.py and clipping.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, UncalibratedBits, UnsupportedOperation
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLayer
-from anyprec.nn.quantizers import ActQuantizer, WeightQuantizer
+from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.nn.switching import any_layers, widths_of
-from anyprec.post_training.channels import QUOTAS, Statistics, allocate, clip_range, correct, snap
+from anyprec.post_training.channels import (
+    QUOTAS,
+    ChannelStatistics,
+    allocate_bits,
+    clip_range,
+    correct_bias,
+    round_to_levels,
+)
 from anyprec.post_training.clipping import check_prior
 from anyprec.widths import FLOAT, INTEGER_WIDTHS
 
@@ -29,7 +37,7 @@ class AciqSettings:
     prior: str = "laplace"  # of inputs: where they are clipped
     weight_prior: str | None = "laplace"  # of weights; None keeps their whole range, as the authors' own runs do
     allocation: bool = True  # bits per channel; off: the same for all
-    quota: str = "steps"  # what channels share, see `allocate`
+    quota: str = "steps"  # what channels share, see `allocate_bits`
     allocated_up_to: int = 4  # wider widths give all channels the same bits, as the authors' runs do: 8 is the most
     bias_correction: bool = True  # of weights
 
@@ -43,7 +51,7 @@ class AciqSettings:
     def bits_of(self, spread: Tensor, bits: int) -> Tensor:
         """Bits of each channel, (C,) int64."""
         if self.allocation and bits <= self.allocated_up_to:
-            return allocate(spread, bits, self.quota)
+            return allocate_bits(spread, bits, self.quota)
         return torch.full_like(spread, bits, dtype=torch.int64)
 
 
@@ -70,12 +78,12 @@ class ChannelWeights(WeightQuantizer):
         """No gradient: there is no training after this."""
         rows = self._rows(w.detach())
         low, high, widths, mean = (t.to(rows)[:, None] for t in self.plan(rows, bits))
-        made = snap(rows, low, high, widths, mean, middles=True)
-        return self._whole(correct(made, rows) if self.settings.bias_correction else made, w)
+        made = round_to_levels(rows, low, high, widths, mean, middles=True)
+        return self._whole(correct_bias(made, rows) if self.settings.bias_correction else made, w)
 
     def plan(self, rows: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both ends of the range, bits and mean of each channel."""
-        seen = Statistics()
+        seen = ChannelStatistics()
         seen.add(rows)
         widths = self.settings.bits_of(seen.scale("gauss", half=False), bits)
         low, high = clip_range(seen, widths, self.settings.weight_prior, half=False)
@@ -94,7 +102,7 @@ class ChannelWeights(WeightQuantizer):
         """(out, all weights of that output channel)"""
         if not self.groups:
             return w.flatten(1)
-        split = w.unflatten(0, (self.groups, -1)).transpose(1, 2)  # (groups, out / groups, in / groups, ...)
+        split = w.reshape(self.groups, -1, *w.shape[1:]).transpose(1, 2)  # (groups, out / groups, in / groups, ...)
         return split.flatten(0, 1).flatten(1)
 
     def _whole(self, rows: Tensor, w: Tensor) -> Tensor:
@@ -120,7 +128,7 @@ class ChannelInputs(ActQuantizer):
         self.settings = settings
         kernel = getattr(layer, "kernel_size", None)
         self.trailing = None if kernel is None else len(kernel)  # axes behind the channels; None: it has no channels
-        self.statistics = Statistics()
+        self.statistics = ChannelStatistics()
         for name in ("low", "high", "width", "mean"):
             self.register_buffer(name, torch.zeros(0))
 
@@ -140,7 +148,7 @@ class ChannelInputs(ActQuantizer):
         self.high = torch.stack([high for _, high in ends]).float().to(home)
         self.width = torch.stack(widths).float().to(home)
         self.mean = seen.mean.float().to(home)
-        self.statistics = Statistics()
+        self.statistics = ChannelStatistics()
 
     def forward(self, y: Tensor, bits: int) -> Tensor:
         if bits == FLOAT:
@@ -152,7 +160,7 @@ class ChannelInputs(ActQuantizer):
         axes = (1,) * (self.trailing or 0)
         tables = (self.low[bits - 1], self.high[bits - 1], self.width[bits - 1], self.mean)
         low, high, width, mean = (table.to(y.dtype).reshape(-1, *axes) for table in tables)
-        return snap(y, low, high, width, mean)
+        return round_to_levels(y, low, high, width, mean)
 
     def codes(self, y: Tensor, bits: int) -> Tensor:
         raise no_codes()
@@ -161,7 +169,7 @@ class ChannelInputs(ActQuantizer):
         raise no_codes()
 
 
-def put_aciq(layers: Iterable[AnyLayer], settings: AciqSettings) -> list[ChannelInputs]:
+def install_aciq(layers: Iterable[AnyLayer], settings: AciqSettings) -> list[ChannelInputs]:
     """New quantizers for these layers; those of their inputs come back, to be shown data."""
     made = []
     for layer in layers:

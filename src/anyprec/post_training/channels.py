@@ -15,7 +15,7 @@ MOST_BITS = 8
 QUOTAS = ("steps", "bits")
 
 
-class Statistics:
+class ChannelStatistics:
     """What is known of each channel, gathered batch by batch, kept in double precision on the CPU.
 
     `scale` estimates the width of the prior. Two-sided: b = mean |x - mean|, sigma = the standard deviation. Behind a
@@ -47,7 +47,7 @@ class Statistics:
 
     def scale(self, prior: str, half: bool) -> Tensor:
         """b of prior "laplace", sigma of "gauss"; (C,)"""
-        _, apart, squares, above, above_squares, number = self.sums
+        _, apart, squares, above, above_squares, number = self.sums.unbind()
         if half:
             number = number.clamp_min(1)
             return above / number if prior == "laplace" else (above_squares / number).sqrt()
@@ -56,7 +56,7 @@ class Statistics:
         return (squares / self.count - self.mean.square()).clamp_min(0).sqrt()
 
 
-def allocate(spread: Tensor, bits: int, quota: str = "steps") -> Tensor:
+def allocate_bits(spread: Tensor, bits: int, quota: str = "steps") -> Tensor:
     """Bits of each channel, so that all rounding errors together are least; (C,) in, (C,) int64 out, 0 to 8 each.
 
     quota="steps" (equation 11): channel i gets a share spread_i^(2/3) of n 2^bits steps; the logarithm is rounded.
@@ -85,7 +85,7 @@ def allocate(spread: Tensor, bits: int, quota: str = "steps") -> Tensor:
     return rounded(low)
 
 
-def clip_range(seen: Statistics, bits: Tensor, prior: str | None, half: bool) -> tuple[Tensor, Tensor]:
+def clip_range(seen: ChannelStatistics, bits: Tensor, prior: str | None, half: bool) -> tuple[Tensor, Tensor]:
     """Ends of each channel's range at its bits: the analytical clip, never beyond what was seen. No prior: no clip."""
     if prior is None:
         return seen.low, seen.high
@@ -96,7 +96,7 @@ def clip_range(seen: Statistics, bits: Tensor, prior: str | None, half: bool) ->
     return torch.maximum(seen.mean - reach, seen.low), torch.minimum(seen.mean + reach, seen.high)
 
 
-def snap(x: Tensor, low: Tensor, high: Tensor, bits: Tensor, mean: Tensor, middles: bool = False) -> Tensor:
+def round_to_levels(x: Tensor, low: Tensor, high: Tensor, bits: Tensor, mean: Tensor, middles: bool = False) -> Tensor:
     """Each value to the nearest of 2^bits levels from `low` to `high`. A channel of 0 bits becomes its mean.
 
     The ends are levels, so that zero is one behind a ReLU; `middles`: levels are the middles of 2^bits equal bins, as
@@ -110,7 +110,7 @@ def snap(x: Tensor, low: Tensor, high: Tensor, bits: Tensor, mean: Tensor, middl
     return torch.where(last > 0, low + (code + 0.5 if middles else code) * step, mean)
 
 
-def correct(made: Tensor, w: Tensor) -> Tensor:
+def correct_bias(made: Tensor, w: Tensor) -> Tensor:
     """Give the rounded weights of each channel back the mean, and the norm around it, of the float ones (eq. 12, 13).
 
     (C, n) in and out. Each channel's scale and offset take it up; the number of levels stays.

@@ -21,19 +21,19 @@ def laplace_error(clip: float, bits: int) -> float:
 
 def gauss_error(clip: float, bits: int) -> float:
     """The same for a Gaussian of sigma = 1."""
-    return 2 * ((1 + clip * clip) * tail(clip) - clip * density(clip)) + rounding_error(clip, bits)
+    return 2 * ((1 + clip * clip) * normal_tail(clip) - clip * normal_density(clip)) + rounding_error(clip, bits)
 
 
 def rounding_error(clip: float, bits: int) -> float:
     """step^2 / 12 for 2^bits steps over [-clip, clip]."""
-    return (2 * clip / 2**bits) ** 2 / 12
+    return float((2 * clip / 2**bits) ** 2 / 12)
 
 
-def density(z: float) -> float:
+def normal_density(z: float) -> float:
     return math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
-def tail(z: float) -> float:
+def normal_tail(z: float) -> float:
     """P(x > z) of a Gaussian of sigma = 1."""
     return math.erfc(z / math.sqrt(2)) / 2
 
@@ -41,7 +41,7 @@ def tail(z: float) -> float:
 # The derivative of each error by the clip, over 2: negative below the best clip, positive above, so it has one root.
 SLOPES: dict[str, Callable[[float, int], float]] = {
     "laplace": lambda clip, bits: clip / (3 * 4**bits) - math.exp(-clip),
-    "gauss": lambda clip, bits: clip / (3 * 4**bits) - 2 * (density(clip) - clip * tail(clip)),
+    "gauss": lambda clip, bits: clip / (3 * 4**bits) - 2 * (normal_density(clip) - clip * normal_tail(clip)),
 }
 ERRORS: dict[str, Callable[[float, int], float]] = {"laplace": laplace_error, "gauss": gauss_error}
 PRIORS = tuple(SLOPES)

@@ -16,13 +16,21 @@ from torch import nn
 from anyprec.choices import NESTING_QUANTIZERS, PTQ_METHODS
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
 from anyprec.nn.calibrate import calibrate
-from anyprec.nn.candidates import kind_of
+from anyprec.nn.candidates import torch_kind
 from anyprec.nn.convert import convert
-from anyprec.nn.observe import Call, InputQuantizer, calls_of, fit_range, observe, run, undisturbed
-from anyprec.nn.plain import as_float
+from anyprec.nn.observe import (
+    InputQuantizer,
+    ModelCall,
+    calls_from_loader,
+    fit_range,
+    observe,
+    preserve_state,
+    run_call,
+)
+from anyprec.nn.plain import to_float_network
 from anyprec.nn.quantizers import Lsq, WeightQuantizer
 from anyprec.nn.switching import any_layers, set_bits
-from anyprec.post_training.aciq import AciqSettings, put_aciq
+from anyprec.post_training.aciq import AciqSettings, install_aciq
 from anyprec.progress import Progress
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
 
@@ -45,11 +53,18 @@ def ptq(
 ) -> nn.Module:
     """A copy of `net` that runs at any of `widths`, and at 32 as before; it is set to the widest of them.
 
-    `net` is any float network, or an any-precision one, whose float half is taken. `loader` gives unlabeled training
-    batches as for `calibrate`, augmented as in training: norms calibrated on anything else cost points. No more than
-    `batches` are read; all are kept in memory. `example` (default: the first batch) and `keep` are those of `convert`.
-    `quantizer` is the grid of "bs" and "bc": "lsq", linear over all weights of a layer, or "nested", with tanh, as in
-    training. `aciq` chooses among the parts of that method.
+    net: any float network, or an any-precision one, whose float half is taken.
+    loader: gives unlabeled training batches as for `calibrate`, augmented as in training: norms calibrated on anything
+        else cost points.
+    method: "bs" shifts bits, "bc" also calibrates norms, "aciq" clips and gives bits channel by channel.
+    widths: of 1..8; 32 is always there.
+    example, keep: those of `convert`; the default example is the first batch.
+    batches: reads no more of the loader than this; all are kept in memory.
+    device: where batches are sent; by default the network's.
+    quantizer: the grid of "bs" and "bc": "lsq", linear over all weights of a layer, or "nested", with tanh, as in
+        training.
+    aciq: chooses among the parts of that method.
+    progress: shows a progress line.
     """
     check_method(method)
     wanted = integer_widths(widths)
@@ -59,12 +74,16 @@ def ptq(
         raise AnyprecError(
             f"quantizer={quantizer!r} has no codes that can be shifted; choose one of {', '.join(NESTING_QUANTIZERS)}"
         )
-    calls = list(calls_of(net, loader, batches, device))
+    calls = list(calls_from_loader(net, loader, batches, device))
     if not calls:
         raise DataError("the loader gave no batch; ranges and statistics need at least one of training data")
     options: dict[str, Any] = {"widths": [*wanted, FLOAT], "quantizer": quantizer, "clip": "calibrated"}
     model = convert(
-        as_float(net), example=as_example(calls[0]) if example is None else example, keep=keep, inplace=True, **options
+        to_float_network(net),
+        example=as_example(calls[0]) if example is None else example,
+        keep=keep,
+        inplace=True,
+        **options,
     )
     with torch.no_grad():
         if method == "aciq":
@@ -74,7 +93,7 @@ def ptq(
     if method == "bc":
         calibrate(model, [as_batch(call) for call in calls], wanted, batches=len(calls), progress=progress)
     if method != "aciq":  # which has parts that a saved model does not know
-        remember(model, net, options)
+        note_zoo_conversion(model, net, options)
     set_bits(model, wanted[-1])
     return model.eval()
 
@@ -92,17 +111,17 @@ def integer_widths(widths: Iterable[int]) -> tuple[int, ...]:
     return wanted
 
 
-def as_example(call: Call) -> Any:
+def as_example(call: ModelCall) -> Any:
     args, kwargs = call
     return kwargs if kwargs else args
 
 
-def as_batch(call: Call) -> Any:
+def as_batch(call: ModelCall) -> Any:
     args, kwargs = call
     return kwargs if kwargs else args[0]
 
 
-def shift_bits(model: nn.Module, widths: Sequence[int], calls: Sequence[Call], progress: bool) -> None:
+def shift_bits(model: nn.Module, widths: Sequence[int], calls: Sequence[ModelCall], progress: bool) -> None:
     """Scales of least squared error for the weights; signs and ranges of all inputs as they are in float."""
     for layer in any_layers(model).values():
         if isinstance(layer.quantizer, Lsq):
@@ -112,17 +131,17 @@ def shift_bits(model: nn.Module, widths: Sequence[int], calls: Sequence[Call], p
         if isinstance(layer.act, InputQuantizer):
             layer.act.undecided = True  # the example alone does not decide
     with observe(model) as seen:
-        run_float(model, calls, progress)
+        observe_float_run(model, calls, progress)
     for act, given in seen.items():
         fit_range(act, given, widths)
 
 
-def quantize_channels(model: nn.Module, calls: Sequence[Call], settings: AciqSettings, progress: bool) -> None:
-    inputs = put_aciq(any_layers(model).values(), settings)
+def quantize_channels(model: nn.Module, calls: Sequence[ModelCall], settings: AciqSettings, progress: bool) -> None:
+    inputs = install_aciq(any_layers(model).values(), settings)
     show: Callable[..., None] = lambda act, given: act.see(given[0])  # noqa: E731
     hooks = [act.register_forward_pre_hook(show) for act in inputs]
     try:
-        run_float(model, calls, progress)
+        observe_float_run(model, calls, progress)
     finally:
         for hook in hooks:
             hook.remove()
@@ -130,21 +149,21 @@ def quantize_channels(model: nn.Module, calls: Sequence[Call], settings: AciqSet
         act.fit_channels()
 
 
-def run_float(model: nn.Module, calls: Sequence[Call], progress: bool) -> None:
-    with undisturbed(model), Progress("observe", len(calls), "batch") if progress else nullcontext() as bar:
+def observe_float_run(model: nn.Module, calls: Sequence[ModelCall], progress: bool) -> None:
+    with preserve_state(model), Progress("observe", len(calls), "batch") if progress else nullcontext() as bar:
         set_bits(model, FLOAT)
         for number, call in enumerate(calls):
-            run(model, call, f"batch {number}")
+            run_call(model, call, f"batch {number}")
             if bar is not None:
                 bar.update()
 
 
-def remember(model: nn.Module, net: nn.Module, options: dict[str, Any]) -> None:
+def note_zoo_conversion(model: nn.Module, net: nn.Module, options: dict[str, Any]) -> None:
     """A network of the zoo is saved with all that `load_model` needs to make its like: built, made float, converted."""
-    if not hasattr(net, "zoo_name"):
+    if getattr(net, "zoo_name", None) is None:
         return
     changed = any_layers(model)
-    kept = [name for name, module in model.named_modules() if kind_of(module) and name not in changed]
+    kept = [name for name, module in model.named_modules() if torch_kind(module) and name not in changed]
     model.zoo_name = net.zoo_name
     model.zoo_options = {**net.zoo_options, "widths": options["widths"]}  # type: ignore[assignment, dict-item]
     # By name, since the first and last layers to run are not known without an example.

@@ -11,7 +11,7 @@ from anyprec.data import DATASETS, batches
 from anyprec.data.catalog import Data
 from anyprec.errors import CheckpointError, RecipeError, UncalibratedBits
 from anyprec.nn.switching import widths_of
-from anyprec.training.checkpoint import facts_of, load_model, load_state
+from anyprec.training.checkpoint import load_model, load_state, training_facts
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import eval_augment
@@ -58,9 +58,9 @@ def kept_facts(path: str, training: Data, test: Data, recipe: Recipe) -> dict[st
     try:
         record = load_state(file)
     except CheckpointError:  # a file of float weights
-        return facts_of(training, eval_augment(recipe.augment))
+        return training_facts(training, eval_augment(recipe.augment))
     how = preprocessing_for(file, test)
-    facts = facts_of(training, eval_augment(recipe.augment))
+    facts = training_facts(training, eval_augment(recipe.augment))
     check_fits(record, training)
     sized_as_trained(training, record, file)
     return facts if how is None else {"preprocessing": how.to_dict(), "classes": list(training.classes)}

@@ -206,7 +206,7 @@ def count_words(claims: tuple[Claim, ...]) -> str:
 def total_seconds(results: list[Result]) -> float:
     """A training that several experiments share counts once."""
     trained = {t["name"]: t["seconds"] for result in results for t in result.trainings}
-    return sum(trained.values()) + sum(result.seconds for result in results)
+    return float(sum(trained.values()) + sum(result.seconds for result in results))
 
 
 def data_uri(path: Path) -> str:

@@ -19,7 +19,7 @@ from anyprec.data.augment import find_augment
 from anyprec.files import write_text
 from anyprec.reproduce.store import Training
 from anyprec.training.joint import joint_step
-from anyprec.training.optimizers import OPTIMIZERS, parameter_groups
+from anyprec.training.optimizers import make_optimizer
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO, build
 
@@ -108,7 +108,7 @@ def step_seconds(recipe: Recipe, widths: Sequence[int], batch: int, repeat: int)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = images.contiguous(memory_format=torch.channels_last)
-    optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(model, recipe), recipe)
+    optimizer = make_optimizer(model, recipe)
     best = float("inf")
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     for i in range(repeat + 1):

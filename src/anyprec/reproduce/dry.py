@@ -22,7 +22,7 @@ from anyprec.reproduce.cost import FACTS, Rate, estimate, group, make, measure, 
 from anyprec.reproduce.experiment import Experiment
 from anyprec.reproduce.store import Training
 from anyprec.training.processes import Processes
-from anyprec.training.run import Run
+from anyprec.training.run import TrainingRun
 
 BATCH = 2  # of the step that goes through everything
 SMALL, LARGE = (BATCH, 2 * BATCH), (8, 16)  # batches that are measured; the large ones where a step is quick
@@ -93,7 +93,7 @@ def go_through(training: Training, out: Path, root: Path | None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*extra_32x32.*")
-            run = Run(recipe, out, processes, root, False, False, None, False)
+            run = TrainingRun(recipe, out, processes, root, False, False, None, False)
         run.test_data = run.test_data.take(np.arange(min(BATCH, len(run.test_data))))
         run.go()
     finally:

@@ -147,7 +147,7 @@ def gaps(ours: Mapping[int, float], others: Mapping[int, float]) -> dict[int, fl
 
 def chance(data: Any) -> float:
     """Percent right of a constant answer."""
-    return 100.0 / data.num_classes
+    return float(100.0 / data.num_classes)
 
 
 def groups(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -29,7 +29,7 @@ from anyprec.training.checkpoint import load_model, load_state
 from anyprec.training.processes import Processes
 from anyprec.training.recipe import Recipe
 from anyprec.training.recipe_catalog import FOLDER
-from anyprec.training.run import Run
+from anyprec.training.run import TrainingRun
 from anyprec.widths import FLOAT
 
 TELL_S = 1.0  # seconds between reports of how far a training is
@@ -152,7 +152,7 @@ class Store:
             root = self.data_folder(recipe.data)
             processes = Processes(self.device)
             try:
-                kind = ObservedRun if training.observe else Run
+                kind = ObservedRun if training.observe else TrainingRun
                 run = kind(recipe, folder, processes, root, False, True, None, False)
                 if isinstance(run, ObservedRun):
                     run.begin(training.observe)
@@ -163,7 +163,7 @@ class Store:
 
 
 @contextmanager
-def watched(run: Run, folder: Path, before: float, tell: Tell | None) -> Iterator[None]:
+def watched(run: TrainingRun, folder: Path, before: float, tell: Tell | None) -> Iterator[None]:
     """Once a second: tell how far the run is, and note the time it has taken."""
     started, stop = time.monotonic(), threading.Event()
 

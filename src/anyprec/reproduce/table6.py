@@ -174,7 +174,8 @@ def predict(model: nn.Module, image: np.ndarray, data: MaskData, width: int) -> 
     x = (image.astype(np.float32) / 255 - np.array(data.mean, np.float32)) / np.array(data.std, np.float32)
     device = next(model.parameters()).device
     with at_bits(model, width):
-        return model(to_tensor(x[None], device)).argmax(1)[0].cpu().numpy()
+        made: np.ndarray = model(to_tensor(x[None], device)).argmax(1)[0].cpu().numpy()
+        return made
 
 
 def colored(mask: np.ndarray, palette: np.ndarray) -> np.ndarray:

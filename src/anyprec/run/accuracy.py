@@ -29,7 +29,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     profile: str  # "4", "32", or the name of a mixed one
     accuracy: float  # percent
     latency_ms: float  # median over the calls, divided by the batch
@@ -46,10 +46,10 @@ def measure(
     batch: int = 1,
     size: int | None = None,
     progress: bool = False,
-) -> list[Row]:
+) -> list[AccuracyRow]:
     """Every image at every profile, `batch` a call, brought to `size` where the model leaves it free."""
     if isinstance(data, MaskData):
-        return masks_measured(model, data, profiles, batch, size, progress)
+        return segmentation_rows(model, data, profiles, batch, size, progress)
     pixels = reader(model, data, size)
     check_classes(model, data, pixels(np.arange(1)), profiles[0])
     right = dict.fromkeys(profiles, 0)
@@ -73,13 +73,14 @@ def measure(
                 if bar:
                     bar.update(len(rows))
     return [
-        Row(p, 100 * right[p] / len(data), 1e3 * float(np.median(times[p])), model.bytes_needed(p)) for p in profiles
+        AccuracyRow(p, 100 * right[p] / len(data), 1e3 * float(np.median(times[p])), model.bytes_needed(p))
+        for p in profiles
     ]
 
 
-def masks_measured(
+def segmentation_rows(
     model: PackedModel, data: MaskData, profiles: Sequence[str], batch: int, size: int | None, progress: bool
-) -> list[Row]:
+) -> list[AccuracyRow]:
     if size is not None:
         raise InputError(f"--size {size} does not go with {data.name}: masks are measured at the size they have")
     fixed = {n for n in zip(model.input_shape[:2], data.shape[:2], strict=True) if n[0] is not None and n[0] != n[1]}
@@ -91,7 +92,7 @@ def masks_measured(
         )
     counts, times = measure_masks(model, data, profiles, batch=batch, progress=progress)
     return [
-        Row(
+        AccuracyRow(
             p, pixel_accuracy(counts[p]), 1e3 * float(np.median(times[p])), model.bytes_needed(p), mean_iou(counts[p]),
             tuple(class_iou(counts[p]).tolist()),
         )
@@ -103,7 +104,7 @@ def reader(
     model: PackedModel, data: ArrayData | FileData, size: int | None
 ) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint8] | npt.NDArray[np.float32]]:
     """A function from rows of the data set to images (n, H, W, C): uint8 where the file says what these become."""
-    how = preprocessing_for(model, data, size)
+    how = test_preprocessing(model, data, size)
     height, width, channels = model.input_shape
     if how.channels != channels or how.size is None:
         raise InputError(f"{data.name} has images of {how.channels} channels, {model.name} takes {channels}")
@@ -115,7 +116,7 @@ def reader(
     return testing_pixels(data, how) if model.takes_uint8 else testing_reader(data, how)
 
 
-def preprocessing_for(model: PackedModel, data: ArrayData | FileData, size: int | None) -> Preprocessing:
+def test_preprocessing(model: PackedModel, data: ArrayData | FileData, size: int | None) -> Preprocessing:
     """What the training did, from the file; of a file that does not say, what the data set is usually tested with.
 
     Then a square that the network takes and no other is its size, and a folder of photographs settles nothing.

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from anyprec.files import written_whole
-from anyprec.run.accuracy import Row
+from anyprec.run.accuracy import AccuracyRow
 
 BLUE, ORANGE, LIGHT = "#1f6feb", "#bc4c00", "#d0d7de"
 
 
-def draw(rows: Sequence[Row], title: str, path: str | Path) -> None:
+def draw(rows: Sequence[AccuracyRow], title: str, path: str | Path) -> None:
     importlib.import_module("matplotlib").use("Agg")
     plt = importlib.import_module("matplotlib.pyplot")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), dpi=150)
@@ -36,7 +36,7 @@ def draw(rows: Sequence[Row], title: str, path: str | Path) -> None:
     plt.close(figure)
 
 
-def panel(axes: Any, rows: Sequence[Row], values: Sequence[float], color: str) -> None:
+def panel(axes: Any, rows: Sequence[AccuracyRow], values: Sequence[float], color: str) -> None:
     axes.plot(range(len(rows)), values, "-o", color=color, linewidth=2, markersize=6, clip_on=False, zorder=3)
     axes.set_xticks(range(len(rows)), ["float" if row.profile == "32" else row.profile for row in rows])
     axes.set_xlabel("bits of weights and activations")

@@ -26,7 +26,7 @@ MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # in the data of a scan: not 
 PIXEL_CHUNKS = (b"IDAT", b"fdAT")
 
 
-class TooLarge(InputError):
+class ImageTooLarge(InputError):
     """An image that would take too long, or too much memory, to decode."""
 
 
@@ -40,7 +40,7 @@ def check_bytes(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
 
 def check_pixels(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
     if width * height > max_pixels:
-        raise TooLarge(
+        raise ImageTooLarge(
             f"the image has {width} x {height} pixels; at most {max_pixels:,} are decoded, make it smaller first"
         )
 
@@ -62,12 +62,14 @@ def check_jpeg(data: bytes, max_pixels: int) -> None:
         at += 2 + length
         segments += 1
         if segments > MAX_SEGMENTS:
-            raise TooLarge(f"the JPEG has over {MAX_SEGMENTS:,} segments, more than are read; save it anew")
+            raise ImageTooLarge(f"the JPEG has over {MAX_SEGMENTS:,} segments, more than are read; save it anew")
         if marker != 0xDA:
             continue
         scans += 1
         if scans > MAX_SCANS:
-            raise TooLarge(f"the JPEG has over {MAX_SCANS} scans, more than are decoded; save it as a baseline JPEG")
+            raise ImageTooLarge(
+                f"the JPEG has over {MAX_SCANS} scans, more than are decoded; save it as a baseline JPEG"
+            )
         found = MARKER.search(data, at)
         if found is None:
             return
@@ -83,7 +85,7 @@ def check_png(data: bytes) -> None:
         pixels += kind in PIXEL_CHUNKS
         others += kind not in PIXEL_CHUNKS
         if pixels > MAX_CHUNKS or others > MAX_OTHER_CHUNKS:
-            raise TooLarge(
+            raise ImageTooLarge(
                 f"the PNG has over {MAX_CHUNKS:,} chunks of pixels, or {MAX_OTHER_CHUNKS} of others, more than are "
                 "read; save it anew"
             )
@@ -108,7 +110,7 @@ def check_file(path: Path, max_pixels: int = MAX_PIXELS) -> None:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
             with Image.open(path) as image:
                 check_open(image, max_pixels)
-    except TooLarge as error:
-        raise TooLarge(f"{path}: {error}") from error
+    except ImageTooLarge as error:
+        raise ImageTooLarge(f"{path}: {error}") from error
     except Exception:  # Pillow's decoders raise whatever they meet in broken data
         return

@@ -26,7 +26,7 @@ BATCH = 8  # images of an array that run together; results do not depend on it
 
 
 @dataclass(frozen=True)
-class Batch:
+class ImageBatch:
     names: tuple[str, ...]  # "cat.jpg", or "x.npy[3]" for an image of an array
     images: npt.NDArray[Any]  # NCHW or NHWC, or (N, F)
     layout: str
@@ -54,37 +54,37 @@ def is_array(path: Path) -> bool:
     return path.suffix.lower() == ".npy"
 
 
-def count(path: Path) -> int:
+def count_images(path: Path) -> int:
     if not is_array(path):
         return 1
     array = open_array(path)
     return 1 if array.ndim == 3 else len(array)
 
 
-def read_batches(path: Path, model: PackedModel, layout: str | None, size: int | None) -> Iterator[Batch]:
+def read_batches(path: Path, model: PackedModel, layout: str | None, size: int | None) -> Iterator[ImageBatch]:
     """`layout` is that of arrays (None: seen from the channels), `size` what image files are brought to."""
     if is_array(path):
         yield from array_batches(path, model, layout)
     else:
         any_size = model.preprocessing is None and preprocessing_for(model, size).size is None
-        yield Batch((path.name,), image_file(path, model, size), "NHWC", any_size)
+        yield ImageBatch((path.name,), image_file(path, model, size), "NHWC", any_size)
 
 
 # --- Arrays ---
 
 
-def array_batches(path: Path, model: PackedModel, layout: str | None) -> Iterator[Batch]:
+def array_batches(path: Path, model: PackedModel, layout: str | None) -> Iterator[ImageBatch]:
     array = open_array(path)
     if array.ndim == 3:
         array = array[None]
     if layout is None:
-        layout = seen_layout(array.shape, model.input_shape[2])
+        layout = guess_layout(array.shape, model.input_shape[2])
     if 0 in array.shape:
         raise InputError(f"{path} has shape {array.shape}, no image at all; give at least one")
     for first in range(0, len(array), BATCH):
         part = array[first : first + BATCH]
         names = (f"{path.name}[{first + i}]" for i in range(len(part)))
-        yield Batch(tuple(names) if len(array) > 1 else (path.name,), part, layout)
+        yield ImageBatch(tuple(names) if len(array) > 1 else (path.name,), part, layout)
 
 
 def open_array(path: Path) -> npt.NDArray[Any]:
@@ -100,7 +100,7 @@ def open_array(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def seen_layout(shape: tuple[int, ...], channels: int) -> str:
+def guess_layout(shape: tuple[int, ...], channels: int) -> str:
     """The layout whose channel axis has the model's number of channels; NCHW where both have."""
     return "NHWC" if len(shape) == 4 and shape[1] != channels and shape[3] == channels else "NCHW"
 

@@ -5,6 +5,9 @@
     m.bits = 2; y = m(x); y = m(x, bits=1)
     y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
     m.predict("photo.jpg")              # labels with probabilities; pictures prepared as in training (predict.py)
+    with anyprec.load("net.apm") as m: ...  # memory given back at the end, or by m.close()
+
+Copies share the weights; a pickle holds the path of the file, which is opened again where it is unpickled.
 
 The work is done by the C++ engine (native/include/anyprec/engine.h), without the GIL; calls from many threads are
 safe. What is here turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear
@@ -13,6 +16,7 @@ errors.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
@@ -24,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyprec import _native
-from anyprec.choices import LAYOUTS as LAYOUTS
-from anyprec.errors import InputError, UnsupportedBits
+from anyprec.choices import LAYOUTS
+from anyprec.errors import InputError, ModelClosed, UnsupportedBits
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
+from anyprec.run.model_source import ModelSource
 from anyprec.widths import FLOAT, check_bits, parse_widths
 
 if TYPE_CHECKING:
@@ -53,29 +58,42 @@ def load(
 ) -> PackedModel:
     """Open a model file, or a model that comes with anyprec, by its name (`anyprec models` lists them).
 
-    A path that exists goes before a name. What is read is kept in memory: changing or deleting the file later changes
-    nothing here. max_bits reads only the first planes; threads is how many one call may use; memory_budget bounds the
-    bytes of prepared weights kept for widths beyond the one in use; verify compares every tensor with its checksum; isa
-    overrides ANYPREC_ISA; check_finite=False computes inputs with NaN or infinity, as ARITHMETIC.md says, instead of
-    refusing them.
+    What is read is kept in memory: changing or deleting the file later changes nothing here.
+
+    path: a model file, or a name; a path that exists goes before a name.
+    max_bits: reads only the first planes, those of widths up to this one.
+    threads: how many one call may use.
+    layout: of the arrays that calls take and give, "NCHW" or "NHWC".
+    memory_budget: bounds the bytes of prepared weights kept for widths beyond the one in use.
+    verify: compares every tensor with its checksum.
+    isa: overrides ANYPREC_ISA.
+    check_finite: False computes inputs with NaN or infinity, as ARITHMETIC.md says, instead of refusing them.
     """
     max_bits = check_bits(max_bits) if max_bits is not None else 0
     if memory_budget is not None and (not isinstance(memory_budget, int) or memory_budget < 1):
         raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
-    native = _native.Model.open(os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "")
-    return PackedModel(native, threads=threads, layout=layout, check_finite=check_finite)
+    native, source = ModelSource.load(os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "")
+    return PackedModel(native, source, threads=threads, layout=layout, check_finite=check_finite)
 
 
 class PackedModel:
     """An open model file: call it with images, at any of its widths. `anyprec.load` makes it.
 
-    Calls are safe from many threads; setting `bits` costs nothing and copies nothing.
+    Calls are safe from many threads; setting `bits` costs nothing and copies nothing. `close()`, or the end of a `with`
+    block, gives its memory back.
     """
 
     def __init__(
-        self, native: _native.Model, *, threads: int = 1, layout: str = "NCHW", check_finite: bool = True
+        self,
+        native: _native.Model,
+        source: ModelSource,
+        *,
+        threads: int = 1,
+        layout: str = "NCHW",
+        check_finite: bool = True,
     ) -> None:
-        self._native = native
+        self._opened: _native.Model | None = native
+        self._source = source
         self.check_finite = check_finite
         self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
         self._used = threading.local()
@@ -92,11 +110,54 @@ class PackedModel:
         self.layout = _check_layout(layout)
 
     def _find_profiles(self) -> None:
-        profiles = self._native.profiles()
+        profiles = self._engine.profiles()
         self._numbers = {p.name: i for i, p in enumerate(profiles)}
         self._open = {p.name for p in profiles if p.available}
         self._accuracy = {p.name: p.accuracy for p in profiles}
         self._bytes = {p.name: p.bytes for p in profiles}
+
+    # --- Open and closed ---------------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> _native.Model:
+        if self._opened is None:
+            raise ModelClosed(f"this model ({self._source.name}) is closed; load it again to use it")
+        return self._opened
+
+    def close(self) -> None:
+        """Give the memory back. Calls that other threads have begun end as usual; new ones raise ModelClosed."""
+        self._opened = None
+
+    @property
+    def closed(self) -> bool:
+        return self._opened is None
+
+    def __enter__(self) -> PackedModel:
+        self._engine  # noqa: B018  # a closed model says so here
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> PackedModel:
+        """Shares the weights, which nothing changes; has bits, threads, layout and an end of its own."""
+        return self._with_settings(PackedModel(self._engine, self._source))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedModel:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._engine  # noqa: B018  # a closed model says so here, not where it is unpickled
+        drawn = None if isinstance(self.random, random.SystemRandom) else self.random
+        settings = (self._chosen, self.threads, self.layout, self.check_finite, drawn)
+        return _reopen, (self._source, settings)
+
+    def _with_settings(self, other: PackedModel) -> PackedModel:
+        other._chosen, other.check_finite = self._chosen, self.check_finite
+        other.threads, other.layout = self.threads, self.layout
+        if not isinstance(self.random, random.SystemRandom):
+            other.random = copy.copy(self.random)
+        return other
 
     # --- Precision ---------------------------------------------------------------------------------------------
 
@@ -167,7 +228,7 @@ class PackedModel:
 
     def refresh(self) -> tuple[int, ...]:
         """Look for planes that arrived since (a file still being downloaded); the widths that can run now."""
-        if self._native.refresh():
+        if self._engine.refresh():
             self._find_profiles()
         return self.widths
 
@@ -209,17 +270,25 @@ class PackedModel:
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
 
-        float32, or uint8 where the file says how images become floats. Vectors come out as (N, C), maps in the layout
-        of the input; several outputs as a tuple. bits="random" draws a width for this call; `last_bits` tells which.
-        `cancel`: a CancelToken; once it is cancelled, or its time is up, the call raises Cancelled at its next step.
+        x: float32, or uint8 where the file says how images become floats. An empty batch gives an empty answer.
+        bits: a width or the name of a profile, instead of `self.bits`; "random" draws a width for this call, and
+            `last_bits` tells which.
+        layout, threads: instead of those given to `load`.
+        cancel: a CancelToken; once it is cancelled, or its time is up, the call raises Cancelled at its next step.
+
+        Vectors come out as (N, C), maps in the layout of the input; several outputs as a tuple.
         """
+        native = self._engine
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         single = np.ndim(x) == 3
         x = self._array(x, layout)
         threads = _check_threads(self.threads if threads is None else threads)
-        arrays = self._native.run(x, number, threads, layout == "NCHW", self.check_finite, cancel)
-        outputs = tuple(_shaped(y, layout, single) for y in arrays)
+        count = len(x)
+        if not count:  # one image of zeros is run, for its shape and every complaint there may be
+            x = np.zeros((1, *x.shape[1:]), x.dtype)
+        arrays = native.run(x, number, threads, layout == "NCHW", self.check_finite, cancel)
+        outputs = tuple(_shaped(y[:count], layout, single) for y in arrays)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def predict(
@@ -238,6 +307,13 @@ class PackedModel:
 
     def _array(self, x: np.ndarray, layout: str) -> np.ndarray:
         x = np.asarray(x)
+        if x.ndim in (3, 4) and not self._fits(x.shape, layout):
+            other = "NHWC" if layout == "NCHW" else "NCHW"
+            if self._fits(x.shape, other):
+                raise InputError(
+                    f"input has shape {x.shape}, which is not layout={layout!r}: the model takes images of "
+                    f"{self.input_shape[2]} channels; it fits with layout={other!r}, given to the call or to load"
+                )
         if x.ndim == 3:
             x = x[None]
         elif x.ndim == 2:
@@ -250,10 +326,14 @@ class PackedModel:
             x = x.astype(np.float32, copy=False)
         return np.ascontiguousarray(x)
 
+    def _fits(self, shape: tuple[int, ...], layout: str) -> bool:
+        given = shape[-3:] if layout == "NHWC" else (*shape[-2:], shape[-3])  # H, W, C
+        return all(want in (None, have) for want, have in zip(self.input_shape, given, strict=True))
+
     def output_shapes(self, n: int, height: int, width: int) -> list[tuple[int, ...]]:
         """What `n` images of this size give, before they are run: (N, C), or (N, C, H, W) and (N, H, W, C)."""
         found: list[tuple[int, ...]] = []
-        for count, h, w, c in self._native.output_shapes(n, height, width):
+        for count, h, w, c in self._engine.output_shapes(n, height, width):
             found.append((count, c) if h == w == 1 else (count, c, h, w) if self.layout == "NCHW" else (count, h, w, c))
         return found
 
@@ -270,32 +350,32 @@ class PackedModel:
 
     @property
     def name(self) -> str:
-        return self._native.name
+        return self._engine.name
 
     @property
     def isa(self) -> str:
         """The instruction set it runs on."""
-        return self._native.isa
+        return self._engine.isa
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(self._native.labels)
+        return tuple(self._engine.labels)
 
     @property
     def input_shape(self) -> tuple[int | None, int | None, int]:
         """H, W, C of the images it takes; None where any size will do."""
-        return self._native.input_height or None, self._native.input_width or None, self._native.input_channels
+        return self._engine.input_height or None, self._engine.input_width or None, self._engine.input_channels
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """H, W of the images it was made for; None where it takes any, and the file does not say."""
-        height, width = self._native.image_height, self._native.image_width
+        height, width = self._engine.image_height, self._engine.image_width
         return (height, width) if height and width else None
 
     @property
     def preprocessing(self) -> Preprocessing | None:
         """How its training turned pictures into images; None where the file does not say."""
-        how = self._native.preprocessing
+        how = self._engine.preprocessing
         if not how.resize:
             return None
         to = (how.height, how.width) if how.height else None
@@ -306,12 +386,12 @@ class PackedModel:
 
     @property
     def takes_uint8(self) -> bool:
-        return self._native.takes_bytes
+        return self._engine.takes_bytes
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes held now: the file as far as it was read, prepared weights of the widths in use, working memory."""
-        native = self._native
+        native = self._engine
         return {"file": native.loaded_bytes, "panels": native.panel_bytes, "arenas": native.arena_bytes}
 
     def steps(
@@ -327,10 +407,21 @@ class PackedModel:
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         threads = _check_threads(self.threads if threads is None else threads)
-        return self._native.steps(self._array(x, layout), number, max(1, int(repeat)), threads, layout == "NCHW")
+        return self._engine.steps(self._array(x, layout), number, max(1, int(repeat)), threads, layout == "NCHW")
 
     def __repr__(self) -> str:
+        if self.closed:
+            return f"PackedModel({self._source.name!r}, closed)"
         return f"PackedModel({self.name!r}, bits={self.bits}, profiles={', '.join(self.profiles)}, isa={self.isa})"
+
+
+def _reopen(source: ModelSource, settings: tuple[Any, ...]) -> PackedModel:
+    """A model out of a pickle: its file, opened again."""
+    made = PackedModel(source.reopen(), source)
+    made._chosen, made.threads, made.layout, made.check_finite, drawn = settings
+    if drawn is not None:
+        made.random = drawn
+    return made
 
 
 def is_random(bits: object) -> bool:

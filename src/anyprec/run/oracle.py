@@ -22,13 +22,13 @@ def run_graph(graph: Graph, x: np.ndarray, profile: str, *, all_values: bool = F
 
     x is float32, or uint8 where the graph says how images become floats.
     """
-    run = Run(graph, x, profile)
+    run = OracleRun(graph, x, profile)
     for op in graph.ops:
         run.step(op)
     return dict(run.values) if all_values else {name: run.values[name] for name in graph.outputs}
 
 
-class Run:
+class OracleRun:
     """One forward pass, op by op: the values made so far, and for those that are codes their bits."""
 
     def __init__(self, graph: Graph, x: np.ndarray, profile: str) -> None:
@@ -63,7 +63,7 @@ class Run:
         return ops.fma(x, table[0], table[1])
 
 
-def _quantize(run: Run, op: Op) -> np.ndarray:
+def _quantize(run: OracleRun, op: Op) -> np.ndarray:
     t = run.float_in(op)
     if op.attributes["affine"]:
         t = run.affine(op, t)
@@ -74,12 +74,12 @@ def _quantize(run: Run, op: Op) -> np.ndarray:
     return ops.codes_of(t, 2**bits - 1)
 
 
-def _dequantize(run: Run, op: Op) -> np.ndarray:
+def _dequantize(run: OracleRun, op: Op) -> np.ndarray:
     x = run.values[op.inputs[0]]
     return run.affine(op, x) if op.inputs[0] in run.bits else x
 
 
-def _conv(run: Run, op: Op) -> np.ndarray:
+def _conv(run: OracleRun, op: Op) -> np.ndarray:
     at = op.attributes
     weight = run.graph.weights[at["weight"]]
     if op.kind == "linear":
@@ -101,47 +101,48 @@ def _conv(run: Run, op: Op) -> np.ndarray:
     return run.affine(op, y) if at["affine"] else y
 
 
-def _affine(run: Run, op: Op) -> np.ndarray:
+def _affine(run: OracleRun, op: Op) -> np.ndarray:
     return run.affine(op, run.float_in(op))
 
 
-def _clip(run: Run, op: Op) -> np.ndarray:
+def _clip(run: OracleRun, op: Op) -> np.ndarray:
     low, high = run.graph.tables[op.name][run.row]
     return ops.clip(run.float_in(op), low, high)
 
 
-def _add(run: Run, op: Op) -> np.ndarray:
+def _add(run: OracleRun, op: Op) -> np.ndarray:
     x, y = run.float_in(op, 0), run.float_in(op, 1)
     assert x.shape == y.shape, f"add {op.name}: {x.shape} and {y.shape}"
-    return x + y
+    made: np.ndarray = x + y
+    return made
 
 
-def _concat(run: Run, op: Op) -> np.ndarray:
+def _concat(run: OracleRun, op: Op) -> np.ndarray:
     return np.concatenate([run.float_in(op, i) for i in range(len(op.inputs))], axis=3)
 
 
-def _keep_codes(run: Run, op: Op) -> np.ndarray:
+def _keep_codes(run: OracleRun, op: Op) -> np.ndarray:
     """The input of an op that codes pass through; its value has the same bits."""
     if op.inputs[0] in run.bits:
         run.bits[op.name] = run.bits[op.inputs[0]]
     return run.values[op.inputs[0]]
 
 
-def _max_pool(run: Run, op: Op) -> np.ndarray:
+def _max_pool(run: OracleRun, op: Op) -> np.ndarray:
     at = op.attributes
     return ops.max_pool(_keep_codes(run, op), at["kernel"], at["stride"], at["pad"], at["dilation"], at["ceil"])
 
 
-def _avg_pool(run: Run, op: Op) -> np.ndarray:
+def _avg_pool(run: OracleRun, op: Op) -> np.ndarray:
     at = op.attributes
     return ops.avg_pool(run.float_in(op), at["kernel"], at["stride"], at["pad"], at["ceil"], at["count_pad"])
 
 
-def _adaptive_avg_pool(run: Run, op: Op) -> np.ndarray:
+def _adaptive_avg_pool(run: OracleRun, op: Op) -> np.ndarray:
     return ops.adaptive_avg_pool(run.float_in(op), op.attributes["size"])
 
 
-def _resize(run: Run, op: Op) -> np.ndarray:
+def _resize(run: OracleRun, op: Op) -> np.ndarray:
     x, at = run.float_in(op), op.attributes
     scale = at.get("scale")
     if at.get("like") is not None:
@@ -151,21 +152,21 @@ def _resize(run: Run, op: Op) -> np.ndarray:
     return ops.resize(x, at["mode"], at["align"], size, scale)
 
 
-def _softmax(run: Run, op: Op) -> np.ndarray:
+def _softmax(run: OracleRun, op: Op) -> np.ndarray:
     return ops.softmax(run.float_in(op))
 
 
-def _flatten(run: Run, op: Op) -> np.ndarray:
+def _flatten(run: OracleRun, op: Op) -> np.ndarray:
     x = _keep_codes(run, op)
     return x.transpose(0, 3, 1, 2).reshape(x.shape[0], 1, 1, int(np.prod(x.shape[1:])))
 
 
-def _pad(run: Run, op: Op) -> np.ndarray:
+def _pad(run: OracleRun, op: Op) -> np.ndarray:
     at = op.attributes
     return np.pad(run.float_in(op), [(0, 0), tuple(at["h"]), tuple(at["w"]), tuple(at["c"])])
 
 
-OPS: dict[str, Callable[[Run, Op], np.ndarray]] = {
+OPS: dict[str, Callable[[OracleRun, Op], np.ndarray]] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
     "conv": _conv,

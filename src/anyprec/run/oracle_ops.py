@@ -51,7 +51,8 @@ def _add_to_odd(p: np.ndarray, c: np.ndarray) -> np.ndarray:
     error = (p - (s - from_c)) + (c - from_c)  # TwoSum: s + error is the exact sum; nothing here leaves double's range
     even = (s.view(np.int64) & 1) == 0
     toward = np.where(error > 0, np.inf, -np.inf)
-    return np.where(np.isfinite(s) & (error != 0) & even, np.nextafter(s, toward), s)
+    made: np.ndarray = np.where(np.isfinite(s) & (error != 0) & even, np.nextafter(s, toward), s)
+    return made
 
 
 def at_least_zero(t: np.ndarray) -> np.ndarray:
@@ -60,7 +61,8 @@ def at_least_zero(t: np.ndarray) -> np.ndarray:
 
 def codes_of(t: np.ndarray, levels: int) -> np.ndarray:
     """round_half_even(min(max(t, 0), levels))."""
-    return np.rint(np.minimum(at_least_zero(t), F32(levels))).astype(np.uint8)
+    made: np.ndarray = np.rint(np.minimum(at_least_zero(t), F32(levels))).astype(np.uint8)
+    return made
 
 
 def clip(x: np.ndarray, low: np.float32, high: np.float32) -> np.ndarray:
@@ -295,7 +297,8 @@ def adaptive_avg_pool(x: np.ndarray, size: Sequence[int]) -> np.ndarray:
 def sum_in_order(x: np.ndarray, axis: int) -> np.ndarray:
     """0 + x[0] + x[1] + ..., rounded at each step; np.sum adds in pairs instead."""
     zero = np.zeros_like(x.take([0], axis))  # matters for -0 alone
-    return np.add.accumulate(np.concatenate([zero, x], axis), axis).take(-1, axis)
+    made: np.ndarray = np.add.accumulate(np.concatenate([zero, x], axis), axis).take(-1, axis)
+    return made
 
 
 # --- Resize and softmax -------------------------------------------------------------------------------------
@@ -336,4 +339,5 @@ def softmax(x: np.ndarray) -> np.ndarray:
         q = 1 + (r / i) * q
     power = np.where(t < -700, 0, m)
     e = np.where(t < -700, 0.0, np.ldexp(q, np.where(np.isnan(power), 0, power).astype(np.int64)))
-    return (e / sum_in_order(e, axis=-1)[..., None]).astype(F32)
+    made: np.ndarray = (e / sum_in_order(e, axis=-1)[..., None]).astype(F32)
+    return made

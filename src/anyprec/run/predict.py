@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anyprec.choices import LAYOUTS
 from anyprec.errors import InputError
 from anyprec.preprocessing import CHANNELS, Preprocessing
 from anyprec.run.image_limits import check_open
@@ -30,7 +31,7 @@ from anyprec.run.images import (
     unknown_size,
 )
 from anyprec.run.labels import LabelMap, Prediction, label_map, predictions
-from anyprec.run.model import LAYOUTS, Bits, PackedModel, is_random
+from anyprec.run.model import Bits, PackedModel, is_random
 
 Array = npt.NDArray[Any]
 Answer = list[Prediction] | LabelMap
@@ -95,7 +96,8 @@ def pixels(model: PackedModel, item: Any, layout: str | None) -> Array:
             return pixels(model, open_array(path), layout)
         if not path.is_file():
             raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no file'}; {WANTED}")
-        return image_file(path, model, None)[0]
+        made: Array = image_file(path, model, None)[0]
+        return made
     if is_picture(item):
         return picture_pixels(preprocessing_for(model, None), item)
     array = as_array(item)

@@ -104,7 +104,8 @@ def voc_colors(classes: int) -> Pixels:
 
 def overlaid(image: Pixels, mask: npt.NDArray[np.integer], palette: Pixels, share: float = 0.55) -> Pixels:
     """The image (H, W, 3), or (H, W, 1), mixed with `share` of its mask's colors."""
-    return np.rint((1 - share) * image + share * palette[mask]).astype(np.uint8)  # (H, W, 3)
+    made: Pixels = np.rint((1 - share) * image + share * palette[mask]).astype(np.uint8)  # (H, W, 3)
+    return made
 
 
 def save_masks(folder: str | Path, stem: str, image: Pixels, mask: npt.NDArray[np.integer], palette: Pixels) -> None:

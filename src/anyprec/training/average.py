@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class WeightAverage:
     """`decay` is what a step leaves of the mean so far: 0.999 looks back about 1,000 steps."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -167,7 +167,7 @@ def save_model(model: nn.Module, path: str | Path, extra: dict[str, Any] | None 
     save_state(record, path)
 
 
-def facts_of(data: Data, augment: str) -> dict[str, Any]:
+def training_facts(data: Data, augment: str) -> dict[str, Any]:
     """What a model's file must say of the data it was trained on, for `extra`: pictures to pixels, names of classes."""
     return {"preprocessing": preprocessing_of(data, augment).to_dict(), "classes": list(data.classes)}
 
@@ -189,7 +189,7 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
             raise CheckpointError(
                 f"{path} holds a network of your own; pass it: load_model(path, model=convert(net, ...))"
             )
-        model = rebuilt(record, path)
+        model = rebuild_network(record, path)
     restore(model, record["state_dict"], path)
     set_bits(model, max(widths_of(model)))
     return model
@@ -206,16 +206,16 @@ def load_record(path: str | Path) -> dict[str, Any]:
     return record
 
 
-def rebuilt(record: dict[str, Any], path: str | Path) -> nn.Module:
+def rebuild_network(record: dict[str, Any], path: str | Path) -> nn.Module:
     """The network a checkpoint describes, untrained."""
     from anyprec.nn.convert import convert
-    from anyprec.nn.plain import as_float
+    from anyprec.nn.plain import to_float_network
     from anyprec.zoo import build
 
     try:
-        model = build(record["net"], **record["net_options"])
+        model: nn.Module = build(record["net"], **record["net_options"])
         if conversion := record.get("conversion"):
-            model = convert(as_float(model), **conversion)
+            model = convert(to_float_network(model), **conversion)
             model.zoo_name, model.zoo_options = record["net"], record["net_options"]
             model.zoo_conversion = conversion
     except Exception as error:  # options from a file of unknown origin can make a network fail anywhere

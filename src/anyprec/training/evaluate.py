@@ -40,12 +40,16 @@ def evaluate(
     world: int = 1,
     confusions: dict[int | str, Counts] | None = None,
 ) -> dict[int | str, dict[str, float]]:
-    """bits (or profile name) -> {"accuracy": percent, "loss": ...}. `settings` defaults to all the model's widths.
+    """Accuracy on a data set: bits (or profile name) -> {"accuracy": percent, "loss": ...}, and "miou" for masks.
 
-    `preprocessing` is that of the model's training; by default it follows from the data set and `augment`.
-    Of masks: {"miou", "accuracy", "loss"}, the latter two over labeled pixels; `confusions` is a dict to put each
-    setting's confusion matrix into. Of several processes (`world`) each takes its share of the images; all return the
-    result over all of them.
+    model: any-precision; it comes back as it was.
+    data: what anyprec.data.load_data returns.
+    settings: widths, profiles or dicts of layer bits; by default all the model's widths.
+    preprocessing: that of the model's training; by default it follows from the data set and `augment`.
+    batch_size, device: images a forward pass, and where it runs.
+    progress: shows a progress line.
+    rank, world: of several processes each takes its share of the images; all return the result over all of them.
+    confusions: a dict to put each setting's confusion matrix into (masks only).
     """
     settings = list(settings) if settings is not None else list(widths_of(model))
     names = [setting if isinstance(setting, int) else getattr(setting, "name", "mixed") for setting in settings]

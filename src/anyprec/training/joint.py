@@ -1,6 +1,6 @@
 """One joint training step: all widths forward and backward, widest first, gradients added up (paper, Algorithm 1).
 
-Work that no width changes is done once a step: the weights' tanh and max (`quantize_once`) and the float stem.
+Work that no width changes is done once a step: the weights' tanh and max (`normalize_weights_once`) and the float stem.
 Called by run.py for every batch; the optimizer step is its caller's.
 """
 
@@ -9,17 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyprec.choices import LOSSES
 from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
-from anyprec.nn.layers import quantize_once
+from anyprec.nn.layers import normalize_weights_once
+from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import set_bits
-
-LOSSES = ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label")
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -82,30 +83,24 @@ def pixel_loss(
     return distilled if hard is None else label_weight * hard + (1 - label_weight) * distilled
 
 
-def is_split(model: nn.Module) -> bool:
-    """Whether the model is body(stem(x)), with a stem that knows no width: so the zoo makes them. Other networks may
-    have parts of those names, too, that mean something else.
-    """
-    return hasattr(model, "zoo_name")
+def shares_stem(model: nn.Module) -> bool:
+    """Whether its stem, which knows no width, can be run once for all of them."""
+    return isinstance(model, SplitNetwork) and model.shares_stem
 
 
 @contextmanager
 def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
     """Yields (z, body): z is the stem's output, computed once; on leaving, the gradients all widths left in z go on
-    into the stem in one backward pass. A network not of the zoo runs whole for every width.
+    into the stem in one backward pass. A network that is no SplitNetwork runs whole for every width.
     """
-    if not is_split(model):
+    if not (isinstance(model, SplitNetwork) and shares_stem(model)):
         yield images, model
         return
-    whole = model.stem(images)  # type: ignore[operator]
+    whole, body = model.split(images)
     leaf = whole.detach().requires_grad_(whole.requires_grad)
-    body: Callable[..., Tensor] = model.body  # type: ignore[assignment]
-    if hasattr(model, "aspp"):  # a DeepLab, whose body has to be told the size of the images
-        yield leaf, lambda z: body(z, images.shape[2:])
-    else:
-        yield leaf, body
+    yield leaf, body
     if leaf.grad is not None:
-        whole.backward(leaf.grad)
+        torch.autograd.backward(whole, leaf.grad)
 
 
 def next_teacher(loss: str, logits: Tensor, teacher: Tensor | None, answers: list[Tensor]) -> Tensor:
@@ -127,20 +122,29 @@ def joint_step(
     label_smoothing: float = 0.0,
     width_weights: Mapping[int, float] | None = None,
     count: Tensor | float | None = None,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Adds the gradients of all `widths` to the parameters; returns bits -> (loss, number of right answers).
 
-    `width_weights` multiplies the loss of a width in the sum, 1 where it says nothing. Labels (N, H, W) are masks, and
-    answers then pixels; `count` is what their losses are divided by, the number of labeled pixels if it is not given.
+    The optimizer's `zero_grad` before and `step` after are the caller's.
+
+    model: any-precision, in training mode.
+    images, labels: one batch. Labels (N, H, W) are masks, and answers then pixels.
+    loss: what the narrower widths learn from: "hard" (labels), or one of anyprec.choices.LOSSES.
+    label_weight: the labels' share of the losses "recursive+label" and "wider+label".
+    label_smoothing: spreads this share of each label evenly over all classes.
+    width_weights: multiplies the loss of a width in the sum, 1 where it says nothing.
+    count: what losses of masks are divided by; by default the number of labeled pixels.
+    autocast: makes the context that forward passes run in, such as torch.autocast.
+    backward: takes each loss instead of its own `backward()`, such as one scaled by a GradScaler.
     """
     if loss not in LOSSES:
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
     results: dict[int, tuple[Tensor, Tensor]] = {}
     teacher: Tensor | None = None
     answers: list[Tensor] = []  # probabilities of all widths so far, for "wider"
-    with quantize_once(model), autocast(), stem_once(model, images) as (z, body):
+    with normalize_weights_once(model), autocast(), stem_once(model, images) as (z, body):
         for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
             set_bits(model, bits)
             logits = body(z)

@@ -6,21 +6,21 @@ Called by run.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from anyprec.choices import OPTIMIZERS
 from anyprec.training.recipe import Recipe
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": lambda groups, r: torch.optim.Adam(groups, r.lr, weight_decay=r.weight_decay),
-    "adamw": lambda groups, r: torch.optim.AdamW(groups, r.lr, weight_decay=r.weight_decay),
-    "sgd": lambda groups, r: torch.optim.SGD(
-        groups, r.lr, momentum=r.momentum, weight_decay=r.weight_decay, nesterov=r.nesterov
-    ),
-}
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    if recipe.optimizer == "sgd":
+        options |= {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, OPTIMIZERS[recipe.optimizer])
+    return kind(parameter_groups(model, recipe), **options)
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
     if recipe.schedule == "poly":
-        return recipe.lr * (1 - done) ** recipe.power
+        return float(recipe.lr * (1 - done) ** recipe.power)
     if recipe.schedule in ("triangle", "one-cycle"):
         return recipe.lr * _up_and_down(recipe, step / max(recipe.epochs * steps - 1, 1))
     return recipe.lr

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from anyprec import choices
 from anyprec.errors import AnyprecError, RecipeError
 from anyprec.files import write_text
 from anyprec.training.recipe_catalog import find, read_toml
@@ -27,11 +28,11 @@ else:
     import tomli as tomllib
 
 CHOICES = {
-    "quantizer": ("nested", "dorefa", "lsq"),
-    "scale": ("mean", "learned"),
-    "loss": ("hard", "soft", "recursive", "recursive+label", "wider", "wider+label"),
+    "quantizer": tuple(choices.QUANTIZERS),
+    "scale": tuple(choices.SCALES),
+    "loss": tuple(choices.LOSSES),
     "sampling": ("all", "sandwich", "lowest"),
-    "optimizer": ("adam", "adamw", "sgd"),
+    "optimizer": tuple(choices.OPTIMIZERS),
     "schedule": ("steps", "cosine", "poly", "constant", "triangle", "one-cycle"),
     "amp": ("off", "bf16", "fp16"),
 }

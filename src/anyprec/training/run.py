@@ -23,26 +23,27 @@ from torch import nn
 
 from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.data.augment import find_augment
-from anyprec.data.catalog import Data, hold_out, some_of
+from anyprec.data.catalog import Data, balanced_subset, hold_out
 from anyprec.errors import CheckpointError, Diverged, RecipeError
 from anyprec.files import append_line, cannot_write, locked, make_folder
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.calibrate import calibrate, estimate_norms
 from anyprec.nn.new_widths import fit_widths, load_widths
 from anyprec.nn.norms import sync_norms
-from anyprec.nn.quantizers import ActQuantizer, kurtosis_penalty, set_sign_window
+from anyprec.nn.quantizers import kurtosis_penalty, set_sign_window
+from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
-from anyprec.training.average import Average
+from anyprec.training.average import WeightAverage
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
-from anyprec.training.joint import choose_widths, is_split, joint_step
-from anyprec.training.optimizers import OPTIMIZERS, learning_rate, parameter_groups
+from anyprec.training.joint import choose_widths, joint_step, shares_stem
+from anyprec.training.optimizers import learning_rate, make_optimizer
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
 from anyprec.widths import FLOAT
 
-STEM_IMAGES = 5000  # enough for the covariance of a patch: 12 numbers, nearly a thousand patches an image
 NORM_BATCHES = 16  # for the norm statistics of averaged weights
 
 
@@ -60,8 +61,12 @@ def train(
 ) -> dict[int | str, dict[str, float]]:
     """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set, and "miou" of masks.
 
-    `model` is a network of your own, converted; without it the recipe's net is built. A folder that holds a run is
-    refused, unless `resume` goes on with that run or `overwrite` begins it anew.
+    out: gets model.pt, logs and checkpoints. A folder that holds a run is refused, unless `resume` goes on with that
+        run or `overwrite` begins it anew.
+    data_root: the folder of the data set; download: gets what is missing there.
+    device: such as "cpu" or "cuda:1"; by default what there is.
+    model: a network of your own, converted; without it the recipe's net is built.
+    progress: shows a progress line, and the results of each epoch.
     """
     processes = Processes(device)
     try:
@@ -73,7 +78,7 @@ def train(
                 if processes.first:
                     clear_run(Path(out))
                 processes.wait_for_all()
-            return Run(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
+            return TrainingRun(recipe, Path(out), processes, data_root, download, resume, model, progress).go()
     finally:
         processes.close()
 
@@ -88,7 +93,7 @@ def clear_run(out: Path) -> None:
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
 
 
-class Run:
+class TrainingRun:
     def __init__(
         self,
         recipe: Recipe,
@@ -119,9 +124,9 @@ class Run:
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
         set_sign_window(self.model, sign_window(recipe, 0.0))
-        self.optimizer = OPTIMIZERS[recipe.optimizer](parameter_groups(self.model, recipe), recipe)
+        self.optimizer = make_optimizer(self.model, recipe)
         self.scaler = torch.amp.GradScaler(processes.device.type) if recipe.amp == "fp16" else None
-        self.average = Average(self.model, recipe.average) if recipe.average else None
+        self.average = WeightAverage(self.model, recipe.average) if recipe.average else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
         self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
         self.writer: Any = None  # of TensorBoard, from the first epoch on
@@ -145,7 +150,7 @@ class Run:
                     results = self._evaluate()
                 self._log(results)
                 if bar is not None and results:
-                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  {self.split} {one_line(results)}")
+                    bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  {self.split} {summary_line(results)}")
                 self._save()
         if not results:  # resumed after the last epoch
             results = self._evaluate()
@@ -153,7 +158,7 @@ class Run:
             extra = {
                 "recipe": self.recipe.to_dict(),
                 self.split: {str(k): v for k, v in results.items()},
-                **checkpoint.facts_of(self.train_data, eval_augment(self.recipe.augment)),
+                **checkpoint.training_facts(self.train_data, eval_augment(self.recipe.augment)),
             }
             with self._averaged():
                 checkpoint.save_model(self.model, self.out / "model.pt", extra)
@@ -197,7 +202,7 @@ class Run:
         scaled: Callable[[torch.Tensor], Any] = torch.Tensor.backward
         if self.scaler is not None:
             scaler = self.scaler
-            scaled = lambda value: scaler.scale(value).backward()  # noqa: E731
+            scaled = lambda value: torch.autograd.backward(scaler.scale(value))  # noqa: E731
         count = self._labeled(y)
         results = joint_step(
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
@@ -236,7 +241,7 @@ class Run:
             count /= self.processes.world
         return max(count.item(), 1.0)
 
-    def _autocast(self) -> AbstractContextManager:
+    def _autocast(self) -> AbstractContextManager[Any]:
         if self.recipe.amp == "off":
             return nullcontext()
         kind = torch.bfloat16 if self.recipe.amp == "bf16" else torch.float16
@@ -255,7 +260,7 @@ class Run:
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
     def _build(self) -> nn.Module:
-        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening
+        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening_factor
 
         recipe, shape = self.recipe, self.train_data.shape
         options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
@@ -266,7 +271,7 @@ class Run:
                 load_backbone(model, recipe.init if record is None else record, recipe.init)
             elif record is None:
                 load_float(model, recipe.init)
-            elif widening(model, record["state_dict"]) != 1:
+            elif widening_factor(model, record["state_dict"]) != 1:
                 widen(model, record["state_dict"], recipe.init, seed=recipe.seed)
             elif set(recipe.widths) - set(record["widths"]):
                 load_widths(model, record["state_dict"], record["widths"], recipe.init)
@@ -298,16 +303,16 @@ class Run:
     def _compile(self) -> None:
         # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        part = "body" if is_split(self.model) else "forward"
+        part = "body" if shares_stem(self.model) else "forward"
         setattr(self.model, part, torch.compile(getattr(self.model, part), dynamic=False))
 
     def _fit_stem(self) -> None:
         """A stem that whitens is made from training images; with `init`, it came with the other weights."""
-        fit = getattr(self.model, "fit_whitening", None)
-        if fit is not None and not self.recipe.init:
-            count = min(STEM_IMAGES, len(self.train_data))
+        model = self.model
+        if isinstance(model, SplitNetwork) and model.stem_images and not self.recipe.init:
+            count = min(model.stem_images, len(self.train_data))
             source = batches(self.train_data, count, augment=eval_augment(self.recipe.augment), prefetch=0)
-            fit(to_tensor(next(source)[0], self.processes.device))
+            model.fit_stem(to_tensor(next(source)[0], self.processes.device))
 
     def _fit_ranges(self) -> None:
         """Networks whose activation ranges come from data get them from the first training batches."""
@@ -449,7 +454,7 @@ def load_splits(recipe: Recipe, root: str | Path | None, download: bool = False)
         train_data = load_data(recipe.data, "train", root, download=download, limit=limit)
         return train_data, load_data(recipe.data, "test", root, download=download)
     rest, held_out = hold_out(load_data(recipe.data, "train", root, download=download), recipe.validation)
-    return (rest if limit is None else some_of(rest, limit)), held_out
+    return (rest if limit is None else balanced_subset(rest, limit)), held_out
 
 
 def sign_window(recipe: Recipe, done: float) -> float:
@@ -460,7 +465,7 @@ def sign_window(recipe: Recipe, done: float) -> float:
     return recipe.sign_window + done * (end - recipe.sign_window)
 
 
-def one_line(results: dict[int | str, dict[str, float]]) -> str:
+def summary_line(results: dict[int | str, dict[str, float]]) -> str:
     what = "miou" if all("miou" in values for values in results.values()) else "accuracy"
     figures = "  ".join(f"{'float' if k == FLOAT else k}: {v[what]:.2f}" for k, v in results.items())
     return f"{'mIoU' if what == 'miou' else what}  {figures}"

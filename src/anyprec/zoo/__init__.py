@@ -8,6 +8,6 @@ from anyprec.zoo.deeplab import load_backbone
 from anyprec.zoo.reference import from_reference
 from anyprec.zoo.registry import ZOO, build
 from anyprec.zoo.weights import load_float
-from anyprec.zoo.widen import widen, widening
+from anyprec.zoo.widen import widen, widening_factor
 
-__all__ = ["ZOO", "build", "from_reference", "load_backbone", "load_float", "widen", "widening"]
+__all__ = ["ZOO", "build", "from_reference", "load_backbone", "load_float", "widen", "widening_factor"]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError
 from anyprec.zoo.cnn8 import check_dropout
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 from anyprec.zoo.resnet import scaled
 
 
-class AlexNet(nn.Module):
+class AlexNet(ZooNetwork):
     """`size` is the side of the image, a multiple of 8.
 
     Dropout stands only before the float classifier: before a layer with a norm it would make the statistics
@@ -71,7 +71,8 @@ class AlexNet(nn.Module):
                 f"this AlexNet reads {self.size}x{self.size} images, not {x.shape[-2]}x{x.shape[-1]}; "
                 f"resize them, or build it with size={x.shape[-1]}"
             )
-        return self.pool(self.conv0(x))
+        y: Tensor = self.pool(self.conv0(x))
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         z = self.pool(self.norm1(self.conv1(self.act0(self.norm0(z)))))
@@ -80,7 +81,5 @@ class AlexNet(nn.Module):
         z = self.pool(self.norm4(self.conv4(self.act3(z))))
         z = self.norm5(self.linear0(self.act4(z).flatten(1)))
         z = self.norm6(self.linear1(self.act5(z)))
-        return self.fc(self.dropout(self.act6(z)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.dropout(self.act6(z)))
+        return y

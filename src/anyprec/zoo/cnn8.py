@@ -9,10 +9,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 
 
-class Cnn8(nn.Module):
+class Cnn8(ZooNetwork):
     """Channels 6e, 8e, 8e, 16e, 16e, 16e, 64e for `expand` = e: 2 is model C, 8 is model A."""
 
     def __init__(
@@ -50,7 +50,8 @@ class Cnn8(nn.Module):
     def stem(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != (40, 40):
             raise DataError(f"CNN-8 reads 40x40 images, not {x.shape[-2]}x{x.shape[-1]}; resize them (SVHN: 32 -> 40)")
-        return self.pool(self.conv0(x))
+        y: Tensor = self.pool(self.conv0(x))
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         z = self.norm1(self.conv1(self.act0(z)))
@@ -59,10 +60,8 @@ class Cnn8(nn.Module):
         z = self.norm4(self.conv4(self.act3(z)))
         z = self.norm5(self.conv5(self.act4(z)))
         z = self.conv6(self.dropout(self.act5(z)))  # (N, 64e, 1, 1)
-        return self.fc(self.act6(z).flatten(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.act6(z).flatten(1))
+        return y
 
 
 def check_dropout(dropout: float) -> float:

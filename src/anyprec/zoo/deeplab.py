@@ -9,7 +9,7 @@ their weights fit (`load_backbone`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, CheckpointError
 from anyprec.nn.switching import any_layers, widths_of
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 from anyprec.zoo.resnet import BasicBlock, Bottleneck, check_blocks, scaled
 from anyprec.zoo.weights import Source, load_exact, read_state_dict, spread_norms
 
 BACKBONE = ("conv0.", "blocks.", "norm.")
 
 
-class DeepLab(nn.Module):
+class DeepLab(ZooNetwork):
     """What all have in common: `block`, `channels` and `default_blocks` are the backbone's, `rates` the pyramid's."""
 
     block: type[BasicBlock] | type[Bottleneck]
@@ -73,29 +73,31 @@ class DeepLab(nn.Module):
             dilation *= 2 if stage > 0 and not halves else 1
         self.norm = parts.norm(before)
         self.act = parts.act()
-        self.aspp = Pyramid(parts, before, pyramid, rates)
+        self.aspp = AtrousPyramid(parts, before, pyramid, rates)
         self.classifier = nn.Conv2d(pyramid, num_classes, 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.maxpool(self.conv0(x))
+        y: Tensor = self.maxpool(self.conv0(x))
+        return y
 
     def body(self, z: Tensor, size: Sequence[int] | None = None) -> Tensor:
         """Logits, brought to `size` where it is given: the stem's output does not tell that of the image."""
         for block in self.blocks:
             z = block(z)
-        y = self.classifier(self.aspp(self.act(self.norm(z))))
+        y: Tensor = self.classifier(self.aspp(self.act(self.norm(z))))
         if size is None:
             return y
         return F.interpolate(y, size=(int(size[0]), int(size[1])), mode="bilinear", align_corners=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x), x.shape[2:])
+    def split(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        size = images.shape[2:]
+        return self.stem(images), lambda z: self.body(z, size)
 
 
-class Pyramid(nn.Module):
+class AtrousPyramid(nn.Module):
     """Atrous spatial pyramid pooling: a 1x1 convolution, dilated 3x3 ones, the mean of the image; then all mixed.
 
     Reads an activated input. The mean is taken behind its 1x1 convolution, where DeepLab has it before: both are
@@ -118,7 +120,8 @@ class Pyramid(nn.Module):
         mean = self.pool_conv(a).mean(dim=(2, 3), keepdim=True)
         spread = F.interpolate(mean, size=a.shape[2:], mode="bilinear", align_corners=False)
         y = torch.cat([*(conv(a) for conv in self.convs), spread], dim=1)
-        return self.act1(self.norm1(self.project(self.act0(self.norm0(y)))))
+        answer: Tensor = self.act1(self.norm1(self.project(self.act0(self.norm0(y)))))
+        return answer
 
 
 class DeepLabResNet50(DeepLab):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 from anyprec.zoo.resnet import scaled
 
 # (expansion, channels, blocks, stride): table 2 of the MobileNetV2 paper. For 32x32 images the stem and the
@@ -56,10 +56,11 @@ class InvertedBlock(nn.Module):
         y = self.conv0(self.act0(self.norm0(x))) if self.up else x
         y = self.conv1(self.act1(self.norm1(y)))
         y = self.conv2(self.act2(self.norm2(y)))
-        return x + y if self.identity else y
+        answer: Tensor = x + y if self.identity else y
+        return answer
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(ZooNetwork):
     """`multiplier` multiplies all channels, rounded to multiples of 8. group_size=1 is depth-wise again."""
 
     def __init__(
@@ -68,15 +69,15 @@ class MobileNetV2(nn.Module):
         super().__init__()
         if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
             raise AnyprecError(f"group_size={group_size!r} is not a number of channels; choose 1, 2, 4 or 8")
-        before = of_eight(32, multiplier)
+        before = multiple_of_eight(32, multiplier)
         self.conv0 = nn.Conv2d(in_channels, before, 3, padding=1, bias=False)
         self.blocks = nn.ModuleList()
         for expansion, channels, count, stride in STAGES:
             for i in range(count):
-                after = of_eight(channels, multiplier)
+                after = multiple_of_eight(channels, multiplier)
                 self.blocks.append(InvertedBlock(parts, before, after, expansion, stride if i == 0 else 1, group_size))
                 before = after
-        last = max(1280, of_eight(1280, multiplier))  # the original never narrows the last layer
+        last = max(1280, multiple_of_eight(1280, multiplier))  # the original never narrows the last layer
         self.norm0 = parts.norm(before)
         self.act0 = parts.act()
         self.conv1 = parts.conv(before, last, 1)
@@ -85,18 +86,17 @@ class MobileNetV2(nn.Module):
         self.fc = nn.Linear(last, num_classes)
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.conv0(x)
+        y: Tensor = self.conv0(x)
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         for block in self.blocks:
             z = block(z)
         z = self.conv1(self.act0(self.norm0(z)))
-        return self.fc(self.act1(self.norm1(z)).mean(dim=(2, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.act1(self.norm1(z)).mean(dim=(2, 3)))
+        return y
 
 
-def of_eight(channels: int, multiplier: float) -> int:
+def multiple_of_eight(channels: int, multiplier: float) -> int:
     """Channels under a channel multiplier, to the nearest multiple of 8: 160 at 0.35 -> 56."""
     return max(8, 8 * round(scaled(channels, multiplier) / 8))

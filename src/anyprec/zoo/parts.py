@@ -1,19 +1,21 @@
-"""The any-precision parts every zoo network is built from: one `Parts` per network, made by registry.build.
+"""What every zoo network is: a ZooNetwork, built from the any-precision layers of one `Parts` (made by registry.build).
 
-It holds what all layers of a network share (widths, weight quantizer, scale) and gives out convolutions,
+Parts holds what all layers of a network share (widths, weight quantizer, scale) and gives out convolutions,
 linear layers, switched norms and shared activations made with it. None has a bias: a norm follows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyActivation, AnyConv2d, AnyLinear
 from anyprec.nn.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchNorm
-from anyprec.nn.quantizers import ActQuantizer, make_quantizer
+from anyprec.nn.quantizers import make_quantizer
+from anyprec.nn.split import SplitNetwork
 from anyprec.widths import FLOAT
 
 # A norm's output has standard deviation gamma, and the activation behind it clips at 1. Started at 1, a third of the
@@ -22,6 +24,13 @@ from anyprec.widths import FLOAT
 GAMMA_START = 0.5
 
 Norm = TypeVar("Norm", bound=SwitchNorm)
+
+
+class ZooNetwork(SplitNetwork):
+    """Made by registry.build, which notes how to build its like; save_model writes that into checkpoints."""
+
+    zoo_name: str
+    zoo_options: dict[str, Any]  # plain JSON values
 
 
 @dataclass(frozen=True)

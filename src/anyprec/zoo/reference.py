@@ -24,7 +24,7 @@ Renames = list[tuple[str, str]]  # (pattern, replacement), applied in turn
 
 
 @dataclass(frozen=True)
-class Layout:
+class ReferenceLayout:
     """How one of their networks names its tensors: `marks` tell it from the others, the first is its stem."""
 
     about: str
@@ -64,7 +64,7 @@ def from_reference(source: Source) -> nn.Module:
     return model.eval()
 
 
-def find_layout(state: Mapping[str, Tensor]) -> Layout | None:
+def find_layout(state: Mapping[str, Tensor]) -> ReferenceLayout | None:
     """Which of the three it is; None for anything else."""
     if not any(".bn_dict." in name for name in state):
         return None
@@ -153,7 +153,7 @@ def _bottleneck(shapes: Shapes) -> tuple[str, dict[str, Any], Renames]:
 
 
 LAYOUTS = (
-    Layout("CIFAR ResNet", ("conv0.weight", "layers.0.conv0.weight", "layers.0.conv1.weight"), _cifar),
-    Layout("CNN-8", ("layers.0.weight", "layers.3.weight", "layers.20.weight"), _cnn8),
-    Layout("ImageNet ResNet", ("conv1.weight", "layer1.0.conv2.weight", "layer4.0.conv2.weight"), _bottleneck),
+    ReferenceLayout("CIFAR ResNet", ("conv0.weight", "layers.0.conv0.weight", "layers.0.conv1.weight"), _cifar),
+    ReferenceLayout("CNN-8", ("layers.0.weight", "layers.3.weight", "layers.20.weight"), _cnn8),
+    ReferenceLayout("ImageNet ResNet", ("conv1.weight", "layer1.0.conv2.weight", "layer4.0.conv2.weight"), _bottleneck),
 )

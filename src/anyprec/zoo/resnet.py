@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
 from anyprec.nn.norms import BatchNorm2d
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 
 
 def scaled(channels: int, multiplier: float) -> int:
@@ -60,7 +60,8 @@ class Block(nn.Module):
     def shortcut(self, x: Tensor, activated: Tensor) -> Tensor:
         if self.skip_conv is None or self.skip_norm is None:
             return x
-        return self.skip_norm(self.skip_conv(x if self.raw else activated))
+        y: Tensor = self.skip_norm(self.skip_conv(x if self.raw else activated))
+        return y
 
 
 class BasicBlock(Block):
@@ -84,7 +85,8 @@ class BasicBlock(Block):
     def forward(self, x: Tensor) -> Tensor:
         a = self.act0(self.norm0(x))
         y = self.conv1(self.act1(self.norm1(self.conv0(a))))
-        return y + self.shortcut(x, a)
+        answer: Tensor = y + self.shortcut(x, a)
+        return answer
 
 
 class Bottleneck(Block):
@@ -111,10 +113,11 @@ class Bottleneck(Block):
         a = self.act0(self.norm0(x))
         y = self.conv1(self.act1(self.norm1(self.conv0(a))))
         y = self.conv2(self.act2(self.norm2(y)))
-        return y + self.shortcut(x, a)
+        answer: Tensor = y + self.shortcut(x, a)
+        return answer
 
 
-class CifarResNet(nn.Module):
+class CifarResNet(ZooNetwork):
     """16, 32, 64 channels (times `multiplier`) at full, half and quarter size; blocks (3, 3, 3) is ResNet-20.
 
     Works on any image of at least 4x4, 8x8x1 digits among them.
@@ -144,18 +147,17 @@ class CifarResNet(nn.Module):
         self.fc = nn.Linear(before, num_classes)
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.conv0(x)
+        y: Tensor = self.conv0(x)
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         for block in self.blocks:
             z = block(z)
-        return self.fc(self.norm(z).mean(dim=(2, 3)))  # no activation here, as the authors have it
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.norm(z).mean(dim=(2, 3)))  # no activation here, as the authors have it
+        return y
 
 
-class ImageNetResNet(nn.Module):
+class ImageNetResNet(ZooNetwork):
     """64, 128, 256, 512 channels (times `multiplier` and the block's expansion) after a 7x7 stem and max-pool."""
 
     block: type[BasicBlock] | type[Bottleneck]
@@ -191,15 +193,14 @@ class ImageNetResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.maxpool(self.conv0(x))
+        y: Tensor = self.maxpool(self.conv0(x))
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         for block in self.blocks:
             z = block(z)
-        return self.fc(self.act(self.norm(z)).mean(dim=(2, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(self.act(self.norm(z)).mean(dim=(2, 3)))
+        return y
 
 
 class ResNet18(ImageNetResNet):

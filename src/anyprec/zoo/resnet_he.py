@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
+from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyConv2d
-from anyprec.nn.quantizers import ActQuantizer
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 
 
 class HeBlock(nn.Module):
@@ -41,7 +41,7 @@ class HeBlock(nn.Module):
         return torch.relu(y + x)
 
 
-class HeResNet(nn.Module):
+class HeResNet(ZooNetwork):
     """`depth` = 6n + 2: n blocks each of 16, 32 and 64 channels."""
 
     def __init__(
@@ -67,12 +67,11 @@ class HeResNet(nn.Module):
         return nn.Sequential(first, *(HeBlock(parts, channels, channels, 1, clip) for _ in range(blocks - 1)))
 
     def stem(self, x: Tensor) -> Tensor:
-        return self.conv1(x)
+        y: Tensor = self.conv1(x)
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         z = torch.relu(self.bn1(z))
         z = self.layer3(self.layer2(self.layer1(z)))
-        return self.linear(z.mean(dim=(2, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.linear(z.mean(dim=(2, 3)))
+        return y

@@ -2,10 +2,10 @@
 
 A fixed whitening convolution and one learned convolution make the float stem; then come 3x3 convolutions at any
 precision, two a block, in the order convolution, max-pool, norm, clip. Images (N, C, H, W) float in, logits
-(N, classes) out. The stem is fitted to training images by `fit_whitening`. Built by registry.build.
+(N, classes) out. The stem is fitted to training images by `fit_stem`. Built by registry.build.
 
 Why two float layers: 24 whitened channels at 1 bit would throw most of the image away, and a layer that no width
-changes is computed once a training step, not once a width. `anyprec pack --edges 8bit` makes both of them 8 bit.
+changes is computed once a training step, not once a width. `anyprec pack --first-last 8bit` makes both of them 8 bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError
-from anyprec.zoo.parts import Parts
+from anyprec.zoo.parts import Parts, ZooNetwork
 
 PATCH = 2  # side of a whitened patch
 SMALLEST = 9  # image side: 9 -> 8 -> 4 -> 2 -> 1
@@ -40,11 +40,14 @@ class VggBlock(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         z = self.norm0(self.pool(self.conv0(self.act0(z))))
-        return self.norm1(self.conv1(self.act1(z)))
+        y: Tensor = self.norm1(self.conv1(self.act1(z)))
+        return y
 
 
-class SpeedVgg(nn.Module):
+class SpeedVgg(ZooNetwork):
     """`channels` of the three blocks; the first block's first convolution is the learned part of the stem."""
+
+    stem_images = 5000  # enough for the covariance of a patch: 12 numbers, nearly a thousand patches an image
 
     def __init__(
         self, parts: Parts, num_classes: int, in_channels: int, *, channels: Sequence[int] = (64, 256, 256)
@@ -67,7 +70,7 @@ class SpeedVgg(nn.Module):
             nn.init.constant_(table.weight, HEAD_START)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def fit_whitening(self, images: Tensor) -> None:
+    def fit_stem(self, images: Tensor) -> None:
         """Set the first layer so that the components of the patches of `images` (N, C, H, W) have variance 1 and no
         correlation: eigenvectors of the patches' covariance, each divided by its standard deviation.
         """
@@ -92,15 +95,14 @@ class SpeedVgg(nn.Module):
 
     def stem(self, x: Tensor) -> Tensor:
         self._check_size(x)
-        return self.pool(self.conv0(torch.relu(self.whiten(x))))
+        y: Tensor = self.pool(self.conv0(torch.relu(self.whiten(x))))
+        return y
 
     def body(self, z: Tensor) -> Tensor:
         z = self.norm1(self.conv1(self.act0(self.norm0(z))))
         z = torch.relu(self.block2(self.block1(z)))  # a float layer reads it: neither clipped nor rounded
-        return self.fc(F.max_pool2d(z, z.shape[2:]).flatten(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self.stem(x))
+        y: Tensor = self.fc(F.max_pool2d(z, z.shape[2:]).flatten(1))
+        return y
 
 
 def check_channels(channels: Sequence[int]) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from anyprec.zoo.resnet import CifarResNet, ImageNetResNet
 NOISE = 0.1  # of a layer's standard deviation
 
 
-def widening(model: nn.Module, narrow: Mapping[str, Tensor]) -> int:
+def widening_factor(model: nn.Module, narrow: Mapping[str, Tensor]) -> int:
     """How many times as wide `model` is as the network of the state dict `narrow`; 0 if it is no multiple."""
     if not isinstance(model, (CifarResNet, ImageNetResNet)) or "conv0.weight" not in narrow:
         return 1
@@ -33,7 +33,7 @@ def widening(model: nn.Module, narrow: Mapping[str, Tensor]) -> int:
 @torch.no_grad()
 def widen(model: nn.Module, narrow: Mapping[str, Tensor], where: str, noise: float = NOISE, seed: int = 0) -> None:
     """Fill `model` with the weights of a narrower network, every channel repeated; widths it has not are left out."""
-    times = widening(model, narrow)
+    times = widening_factor(model, narrow)
     layers = any_layers(model)
     if times < 1:
         raise CheckpointError(f"{where} is no narrower by a whole factor; choose a multiple of its multiplier")

@@ -25,7 +25,7 @@ from bombs import chunk, mask_graph, photo, png, save_mask, scan_bomb, segment
 from serving import Reply, ask, expected, images, infer, output, process, running, save
 
 from anyprec.format import write
-from anyprec.run.image_limits import TooLarge, check_bytes
+from anyprec.run.image_limits import ImageTooLarge, check_bytes
 from anyprec.run.images import image_file
 from anyprec.run.model import load
 from anyprec.serve.connections.server import Ending
@@ -306,13 +306,13 @@ def test_the_same_limits_hold_for_files(model_path, tmp_path):
         path = tmp_path / f"{kind}.{'jpg' if kind in ('scans', 'segments', 'pixels') else 'png'}"
         path.write_bytes(make())
         if status == 413:
-            with pytest.raises(TooLarge, match=word) as error:
+            with pytest.raises(ImageTooLarge, match=word) as error:
                 image_file(path, model, None)
             assert str(path) in str(error.value)
     path = tmp_path / "large.bmp"  # other formats: by the pixels that their header promises
     head = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 24, 0, 0, 0, 0, 0, 0)
     path.write_bytes(b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head)
-    with pytest.raises(TooLarge, match="8000 x 8000 pixels"):
+    with pytest.raises(ImageTooLarge, match="8000 x 8000 pixels"):
         image_file(path, model, None)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyprec.errors import InputError
 from anyprec.preprocessing import MAX_PIXELS, Preprocessing, upright
-from anyprec.run.image_limits import TooLarge, check_bytes, check_open
+from anyprec.run.image_limits import ImageTooLarge, check_bytes, check_open
 from anyprec.serve.http.protocol import Refusal, Signature
 
 MAGIC = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG"}
@@ -61,7 +61,7 @@ def open_image(body: bytes, max_pixels: int) -> Any:
         check_bytes(body, max_pixels)
         image = Image.open(io.BytesIO(body), formats=[kind])
         check_open(image, max_pixels)
-    except TooLarge as error:
+    except ImageTooLarge as error:
         raise Refusal(413, str(error)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise Refusal(413, f"the image has more than {max_pixels:,} pixels; send a smaller one") from error

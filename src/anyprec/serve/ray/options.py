@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from anyprec.arguments import delay, duration, positive
+from anyprec.choices import LAYOUTS
 from anyprec.errors import ServeError
-from anyprec.run.model import LAYOUTS
 from anyprec.serve.models import named_paths
 from anyprec.serve.scheduling.queue import Limits
 

@@ -1,0 +1,61 @@
+"""ModelSource: the file a PackedModel came from and how it was opened. A pickle keeps this instead of the weights.
+
+Called by model.py. The file is known again by its header, which holds the checksums of all tensors (FORMAT.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+from anyprec import _native
+from anyprec.errors import ModelFileError
+
+MAX_HEADER_BYTES = 100_000_000  # as the readers have it
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    path: bytes  # absolute
+    max_bits: int
+    verify: bool
+    memory_budget: int
+    isa: str
+    digest: str | None  # SHA-256 of the header; None where the file went away while it was opened
+
+    @classmethod
+    def load(
+        cls, path: bytes, max_bits: int, verify: bool, memory_budget: int, isa: str
+    ) -> tuple[_native.Model, ModelSource]:
+        native = _native.Model.open(path, max_bits, verify, memory_budget, isa)
+        path = os.path.abspath(path)
+        return native, cls(path, max_bits, verify, memory_budget, isa, header_digest(path))
+
+    @property
+    def name(self) -> str:
+        return os.fsdecode(self.path)
+
+    def reopen(self) -> _native.Model:
+        try:
+            native = _native.Model.open(self.path, self.max_bits, self.verify, self.memory_budget, self.isa)
+        except ModelFileError as error:
+            raise ModelFileError(
+                f"a pickled model holds the path of its file, and that cannot be opened here ({error}); put the file "
+                "there, or load the model where it is needed"
+            ) from error
+        if self.digest is not None and header_digest(self.path) != self.digest:
+            raise ModelFileError(
+                f"{self.name} is another model than when this one was pickled; load it where it is needed instead"
+            )
+        return native
+
+
+def header_digest(path: bytes) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+            length = min(int.from_bytes(start, "little"), MAX_HEADER_BYTES)
+            return hashlib.sha256(start + file.read(length)).hexdigest()
+    except OSError:
+        return None
