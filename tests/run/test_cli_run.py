@@ -413,9 +413,9 @@ def test_wrong_files(model, tmp_path, capsys):
     assert "cannot be read as an array" in error(capsys, model, tmp_path / "x.npy")
     assert "is no image that can be decoded" in error(capsys, model, tmp_path / "x.png")
     assert "cannot be opened" in error(capsys, tmp_path, tmp_path / "x.npy")
-    (tmp_path / "model.pt").write_bytes(b"PK")
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04")
     for checkpoint in (tmp_path, tmp_path / "model.pt"):
-        line = f"{checkpoint} is not packed yet; run: anyprec pack {checkpoint} --out net.apm"
+        line = f"this is a checkpoint, not packed yet; pack it first: anyprec pack {checkpoint} --out net.apm"
         assert line in error(capsys, checkpoint, tmp_path / "x.npy")
         with pytest.raises(NotAModelFile, match="is not packed yet"):
             anyprec.load(checkpoint)
