@@ -417,7 +417,7 @@ def test_wrong_files(model, tmp_path, capsys):
     for checkpoint in (tmp_path, tmp_path / "model.pt"):
         line = f"this is a checkpoint, not packed yet; pack it first: anyprec pack {checkpoint} --out net.apm"
         assert line in error(capsys, checkpoint, tmp_path / "x.npy")
-        with pytest.raises(NotAModelFile, match="is not packed yet"):
+        with pytest.raises(NotAModelFile, match="not packed yet"):
             anyprec.load(checkpoint)
     assert "cannot be opened" in error(capsys, tmp_path / "gone.apm", tmp_path / "x.npy")
 
