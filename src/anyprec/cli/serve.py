@@ -11,16 +11,16 @@ import contextlib
 from anyprec.arguments import delay, duration, positive, size, whole
 from anyprec.errors import AnyprecError, ServeError
 from anyprec.run.model import LAYOUTS
-from anyprec.serve.connections.connection import Patience
+from anyprec.serve.connections.connection import ConnectionLimits
 from anyprec.serve.connections.cores import Cores, keep_to, split_cores
-from anyprec.serve.connections.server import Ending, Server, Tls, address_of, is_local, listen, listen_unix
+from anyprec.serve.connections.server import DrainTimes, Server, Tls, address_of, is_local, listen, listen_unix
 from anyprec.serve.connections.server import run as run_server
 from anyprec.serve.connections.table import Network, network_of
-from anyprec.serve.http.app import Bounds, make_app
+from anyprec.serve.http.app import RequestLimits, make_app
 from anyprec.serve.http.keys import Keys, is_readable_by_all, read_keys
-from anyprec.serve.models import Models, Settings, named_paths
+from anyprec.serve.models import ModelRepository, Settings, named_paths
 from anyprec.serve.monitoring.logs import LEVELS, log, set_up
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,25 +42,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-batch", type=whole(1, 65536), default=Limits().max_batch, help="images a batch, and a request"
+        "--max-batch", type=whole(1, 65536), default=QueueLimits().max_batch, help="images a batch, and a request"
     )
-    limits.add_argument("--max-queue", type=positive, default=Limits().max_queue, help="images that wait")
-    limits.add_argument("--max-body", type=size, default=Bounds().body, help="bytes of a request (default: 16MiB)")
-    limits.add_argument("--max-json", type=size, default=Bounds().json, help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument("--max-queue", type=positive, default=QueueLimits().max_queue, help="images that wait")
     limits.add_argument(
-        "--max-answer-json", type=size, default=Bounds().answer_json, help="bytes of an answer in JSON (default: 64MiB)"
+        "--max-body", type=size, default=RequestLimits().body, help="bytes of a request (default: 16MiB)"
     )
-    limits.add_argument("--max-held", type=size, default=Bounds().held, help="bytes of all requests (default: 512MiB)")
-    limits.add_argument("--max-connections", type=positive, default=Patience().connections, help="default: 1024")
+    limits.add_argument("--max-json", type=size, default=RequestLimits().json, help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument(
+        "--max-answer-json",
+        type=size,
+        default=RequestLimits().answer_json,
+        help="bytes of an answer in JSON (default: 64MiB)",
+    )
+    limits.add_argument(
+        "--max-held", type=size, default=RequestLimits().held, help="bytes of all requests (default: 512MiB)"
+    )
+    limits.add_argument(
+        "--max-connections", type=positive, default=ConnectionLimits().connections, help="default: 1024"
+    )
     limits.add_argument("--max-connections-per-address", type=positive, help="of them (default: half)")
     limits.add_argument("--max-pixels", type=positive, default=Settings().max_pixels, help="of a tensor of free size")
-    limits.add_argument("--max-image-pixels", type=positive, default=Bounds().image_pixels, help="of a posted file")
     limits.add_argument(
-        "--image-timeout", type=duration, default=Bounds().image_s, help="to decode a posted file (default: 5s)"
+        "--max-image-pixels", type=positive, default=RequestLimits().image_pixels, help="of a posted file"
     )
-    limits.add_argument("--header-timeout", type=duration, default=Patience().header_s, help="default: 10s")
-    limits.add_argument("--body-timeout", type=duration, default=Patience().body_s, help="default: 30s")
-    limits.add_argument("--write-timeout", type=duration, default=Patience().write_s, help="default: 30s")
+    limits.add_argument(
+        "--image-timeout", type=duration, default=RequestLimits().image_s, help="to decode a posted file (default: 5s)"
+    )
+    limits.add_argument("--header-timeout", type=duration, default=ConnectionLimits().header_s, help="default: 10s")
+    limits.add_argument("--body-timeout", type=duration, default=ConnectionLimits().body_s, help="default: 30s")
+    limits.add_argument("--write-timeout", type=duration, default=ConnectionLimits().write_s, help="default: 30s")
     safety = parser.add_argument_group("who may call")
     safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
     safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
@@ -138,12 +149,12 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         threads=args.threads,
         engine_threads=args.engines,
         cores=cores.engines,
-        limits=Limits(max_batch=args.max_batch, max_queue=args.max_queue),
+        limits=QueueLimits(max_batch=args.max_batch, max_queue=args.max_queue),
         max_pixels=args.max_pixels,
         memory_budget=args.memory_budget,
         warm_up_s=args.warm_up,
     )
-    bounds = Bounds(
+    request_limits = RequestLimits(
         body=args.max_body,
         json=args.max_json,
         held=args.max_held,
@@ -151,7 +162,7 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         image_s=args.image_timeout,
         answer_json=args.max_answer_json,
     )
-    patience = Patience(
+    connection_limits = ConnectionLimits(
         header_s=args.header_timeout,
         body_s=args.body_timeout,
         write_s=args.write_timeout,
@@ -159,7 +170,9 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         per_address=args.max_connections_per_address,
         message_bytes=4 * args.max_body + (1 << 20),
     )
-    app = make_app(paths, settings, keys=keys, bounds=bounds, local=args.local_control, log_requests=args.log_requests)
+    app = make_app(
+        paths, settings, keys=keys, limits=request_limits, local=args.local_control, log_requests=args.log_requests
+    )
 
     def read_anew() -> None:
         try:
@@ -170,8 +183,8 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         log.info("read anew after SIGHUP", api_keys=len(app.keys.api), control_keys=len(app.keys.control))
 
     tls = Tls(args.tls_cert, args.tls_key) if args.tls_cert else None
-    ending = Ending(args.drain_delay, args.drain_timeout)
-    return Server(app, patience, ending, tls, read_anew, trusted=tuple(args.trusted_proxy))
+    drain_times = DrainTimes(args.drain_delay, args.drain_timeout)
+    return Server(app, connection_limits, drain_times, tls, read_anew, trusted=tuple(args.trusted_proxy))
 
 
 def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> None:
@@ -186,7 +199,7 @@ def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> Non
             log.warning("everybody on this machine can read the key file; chmod 600 it", file=path)
 
 
-def announce(models: Models, address: str) -> None:
+def announce(models: ModelRepository, address: str) -> None:
     """One line for people on stdout, once requests are answered; the log has the rest."""
     slo_ms = 1e3 * models.settings.slo_s
     for served in models:

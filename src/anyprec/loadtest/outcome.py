@@ -19,7 +19,7 @@ BROKEN = -1  # no connection, or one that ended before the answer did
 
 
 @dataclass
-class Outcome:
+class LoadOutcome:
     planned: np.ndarray  # (n,) float64, when it should have been sent
     sent: np.ndarray  # (n,) float64, when it was; nan: never
     done: np.ndarray  # (n,) float64, when its answer was complete; nan: never
@@ -65,7 +65,7 @@ ARRAYS = ("planned", "sent", "done", "status", "profile", "queue_s", "run_s", "b
 SUMS = ("cpu_s", "connections", "resent", "waited")
 
 
-def merge(parts: Sequence[tuple[np.ndarray, Outcome]]) -> Outcome:
+def merge(parts: Sequence[tuple[np.ndarray, LoadOutcome]]) -> LoadOutcome:
     """Several (positions, outcome) of one load, such as its processes', in one."""
     order = np.argsort(np.concatenate([positions for positions, _ in parts]), kind="stable")
     whole: dict[str, Any] = {name: np.concatenate([getattr(part, name) for _, part in parts])[order] for name in ARRAYS}
@@ -75,17 +75,17 @@ def merge(parts: Sequence[tuple[np.ndarray, Outcome]]) -> Outcome:
         for note, count in part.notes.items():
             notes[note] = notes.get(note, 0) + count
     sums: dict[str, Any] = {name: sum(getattr(part, name) for _, part in parts) for name in SUMS}
-    return Outcome(**whole, outputs=outputs, notes=notes, **sums)
+    return LoadOutcome(**whole, outputs=outputs, notes=notes, **sums)
 
 
-def one_after_another(parts: Sequence[tuple[float, Outcome]]) -> Outcome:
+def one_after_another(parts: Sequence[tuple[float, LoadOutcome]]) -> LoadOutcome:
     """Several loads of (seconds, outcome) as if each had followed the one before."""
     moved, shift, first = [], 0.0, 0
     for seconds, part in parts:
         times = {name: getattr(part, name) + shift for name in ("planned", "sent", "done")}
         rest = {name: getattr(part, name) for name in ARRAYS if name not in times}
         sums = {name: getattr(part, name) for name in SUMS}
-        outcome = Outcome(**times, **rest, **sums, outputs=part.outputs, notes=part.notes)
+        outcome = LoadOutcome(**times, **rest, **sums, outputs=part.outputs, notes=part.notes)
         moved.append((np.arange(first, first + len(part)), outcome))
         shift, first = shift + seconds, first + len(part)
     return merge(moved)

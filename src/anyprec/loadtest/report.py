@@ -1,4 +1,4 @@
-"""Numbers of a load: an Outcome in, a Summary, a timeline, files (report.json, timeline.csv, requests.csv) out.
+"""Numbers of a load: a LoadOutcome in, a Summary, a timeline, files (report.json, timeline.csv, requests.csv) out.
 
 Called by cli_load.py and bench/serve.py. Attainment counts every request that was planned: what was rejected, lost or
 never sent missed its target as surely as what came late.
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from anyprec.files import make_folder, write_text
-from anyprec.loadtest.outcome import BROKEN, EXPIRED, OK, REJECTED, UNANSWERED, Outcome
+from anyprec.loadtest.outcome import BROKEN, EXPIRED, OK, REJECTED, UNANSWERED, LoadOutcome
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 LATE_S = 0.001  # a generator this late at p99 has changed the load it was asked for ...
@@ -62,7 +62,7 @@ class Summary:
 
 
 def summarize(
-    outcome: Outcome,
+    outcome: LoadOutcome,
     slo_s: float,
     seconds: float,
     *,
@@ -111,12 +111,14 @@ def summarize(
     )
 
 
-def judge(outcome: Outcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
+def judge(outcome: LoadOutcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
     """Was each answer right? `labels` belong to the images that were sent. (n,) bool"""
     return outcome.labels(datatype) == labels[outcome.image]
 
 
-def scores(outcome: Outcome, right: np.ndarray | None, expected: Mapping[str, float] | None) -> tuple[np.ndarray, str]:
+def scores(
+    outcome: LoadOutcome, right: np.ndarray | None, expected: Mapping[str, float] | None
+) -> tuple[np.ndarray, str]:
     """Percent each answer is worth, and how that is known. (n,) float64, nan: not known"""
     if right is not None:
         return 100.0 * right, "measured"
@@ -127,7 +129,7 @@ def scores(outcome: Outcome, right: np.ndarray | None, expected: Mapping[str, fl
     return np.array([known.get(profile, np.nan) for profile in outcome.profile.tolist()], np.float64), "expected"
 
 
-def warnings(outcome: Outcome, slo_s: float, delay: Mapping[str, float]) -> list[str]:
+def warnings(outcome: LoadOutcome, slo_s: float, delay: Mapping[str, float]) -> list[str]:
     found = []
     bound = max(milli(LATE_S), LATE_SHARE * milli(slo_s))
     if delay["p99"] > bound:
@@ -148,7 +150,7 @@ def warnings(outcome: Outcome, slo_s: float, delay: Mapping[str, float]) -> list
 
 
 def timeline(
-    outcome: Outcome,
+    outcome: LoadOutcome,
     slo_s: float,
     seconds: float,
     *,
@@ -192,7 +194,7 @@ def write(
     folder: Path,
     summary: Summary,
     rows: Sequence[Mapping[str, float | None]],
-    outcome: Outcome,
+    outcome: LoadOutcome,
     right: np.ndarray | None,
     about: Mapping[str, object],
 ) -> None:

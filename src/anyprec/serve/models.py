@@ -27,8 +27,10 @@ from anyprec.run.model import PackedModel, load
 from anyprec.serve.connections.cores import keep_to
 from anyprec.serve.http.protocol import Signature, Tensor
 from anyprec.serve.monitoring.logs import log
-from anyprec.serve.scheduling.queue import Limits
-from anyprec.serve.scheduling.scheduler import Done, Outcome, Scheduler, call_each
+from anyprec.serve.scheduling.answer import Deliver, call_each
+from anyprec.serve.scheduling.engine import measure_latency
+from anyprec.serve.scheduling.queue import QueueLimits
+from anyprec.serve.scheduling.scheduler import Scheduler
 
 VERSION = "1"  # the one version a model has: a replaced file takes its place, and URLs with a version keep working
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -48,14 +50,14 @@ class Settings:
     threads: int = 1  # of one call
     engine_threads: int = 1
     cores: frozenset[int] | None = None  # that engines keep to; None: any
-    limits: Limits = field(default_factory=Limits)
+    limits: QueueLimits = field(default_factory=QueueLimits)
     max_pixels: int = 1 << 20
     memory_budget: int | None = None
     warm_up_s: float = 3.0
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """One file as it is served. Replaced as a whole, so that a request never sees half of a change."""
 
     model: PackedModel
@@ -74,14 +76,23 @@ class Loaded:
         return self.model.output_shapes(len(x), height, width)
 
 
-Deliver = Callable[[list[tuple[Done, Outcome]]], None]
 MakeScheduler = Callable[[PackedModel, Settings, Deliver], Scheduler]
 
 
 def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> Scheduler:
     """Measures the latency table, which takes warm_up_s seconds at most."""
+    with Progress(f"measure {model.name}", unit="cell") as progress:
+        table = measure_latency(
+            model,
+            slo=settings.slo_s,
+            max_batch=settings.limits.max_batch,
+            threads=settings.threads,
+            seconds=settings.warm_up_s,
+            progress=progress,
+        )
     scheduler = Scheduler(
         model,
+        table,
         policy=settings.policy,
         bits=settings.bits,
         slo=settings.slo_s,
@@ -91,18 +102,16 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
         cores=settings.cores,
         deliver=deliver,
     )
-    with Progress(f"measure {model.name}", unit="cell") as progress:
-        scheduler.warm_up(progress, settings.warm_up_s)
     scheduler.start()
     return scheduler
 
 
-class Served:
+class ServedModel:
     """A name, its file, and what is loaded of it now."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path = name, path
-        self.now: Loaded | None = None
+        self.now: LoadedModel | None = None
         self.reason = "not loaded yet"  # why `now` is None
         self.loads = 0
         self.refused: Stamp | None = None  # a broken file is not tried again until it changes
@@ -113,7 +122,7 @@ class Served:
         return "UNAVAILABLE" if self.now is None else "READY"
 
 
-class Models:
+class ModelRepository:
     def __init__(
         self,
         paths: Mapping[str, str],
@@ -126,16 +135,16 @@ class Models:
         self.deliver = deliver
         self.make = make
         self.on_load = on_load
-        self.served = {name: Served(name, path) for name, path in paths.items()}
+        self.served = {name: ServedModel(name, path) for name, path in paths.items()}
         self._changing = threading.RLock()  # one load at a time: two would share the memory and the cores
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._leaving: list[threading.Thread] = []
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.served.values())
 
-    def get(self, name: str) -> Served | None:
+    def get(self, name: str) -> ServedModel | None:
         return self.served.get(name)
 
     @property
@@ -148,7 +157,7 @@ class Models:
         for served in self:
             self.load(served)
 
-    def load(self, served: Served) -> None:
+    def load(self, served: ServedModel) -> None:
         """Open the file, new or again; on an error nothing changes, and it is raised."""
         keep_to(self.settings.cores)  # it is measured where it will run, and so are the threads it starts
         with self._changing:
@@ -169,7 +178,7 @@ class Models:
             self.on_load(served.name, True)
 
     def _take_over(
-        self, served: Served, before: Loaded | None, model: PackedModel, signature: Signature, stamp: Stamp
+        self, served: ServedModel, before: LoadedModel | None, model: PackedModel, signature: Signature, stamp: Stamp
     ) -> None:
         accuracies = {name: model.accuracy(name) for name in model.profiles}
         if before is not None and before.signature == signature:
@@ -180,11 +189,11 @@ class Models:
             scheduler = self.make(model, self.settings, self.deliver)
             if before is not None:
                 carry_policy(before.scheduler, scheduler)
-        served.now = Loaded(model, scheduler, signature, accuracies, stamp, time.time())
+        served.now = LoadedModel(model, scheduler, signature, accuracies, stamp, time.time())
         if before is not None and scheduler is not before.scheduler:
             self._drain_aside(before.scheduler)
 
-    def unload(self, served: Served) -> None:
+    def unload(self, served: ServedModel) -> None:
         with self._changing:
             before, served.now, served.reason = served.now, None, "unloaded"
             if before is not None:
@@ -345,7 +354,7 @@ def named_paths(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
+def metadata(name: str, loaded: LoadedModel, settings: Settings) -> dict[str, Any]:
     """GET /v2/models/NAME. `parameters` is ours: what a client may want to know of the widths."""
     signature = loaded.signature
     return {
@@ -369,7 +378,7 @@ def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
     }
 
 
-def triton_config(name: str, loaded: Loaded) -> dict[str, Any]:
+def triton_config(name: str, loaded: LoadedModel) -> dict[str, Any]:
     """GET /v2/models/NAME/config: Triton's form of the same, which some of its clients read."""
 
     def tensor(one: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from serving import LABELS, SMALL, SlowModel, ask, expected, images, infer, output, running, save, tensor
 
-from anyprec.serve.http.app import Bounds, make_app
+from anyprec.serve.http.app import RequestLimits, make_app
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.models import Settings, make_scheduler
 
@@ -186,9 +186,9 @@ def test_wrong_shapes_and_types(server):
 @pytest.fixture(scope="module")
 def narrow(model_path):
     """A server of small limits, whose every call takes 50 ms."""
-    bounds = Bounds(body=20_000, json=4_000, held=60_000, image_pixels=400)
+    request_limits = RequestLimits(body=20_000, json=4_000, held=60_000, image_pixels=400)
     settings = Settings(slo_s=0.5, warm_up_s=0.01, limits=SMALL)
-    with running({"net": model_path}, settings=settings, bounds=bounds, slow_s=0.05) as found:
+    with running({"net": model_path}, settings=settings, request_limits=request_limits, slow_s=0.05) as found:
         yield found
 
 

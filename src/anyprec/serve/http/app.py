@@ -27,9 +27,9 @@ from anyprec.serve.http.exchange import (
     GONE,
     JSON,
     LOCAL_HOST,
-    Gone,
+    ClientGone,
     Header,
-    Http,
+    HttpExchange,
     Receive,
     Scope,
     Send,
@@ -42,19 +42,21 @@ from anyprec.serve.http.exchange import (
     to_json,
 )  # fmt: skip
 from anyprec.serve.http.keys import OWNER, Keys
-from anyprec.serve.http.protocol import Call, Refusal
+from anyprec.serve.http.protocol import HttpError, InferRequest
 from anyprec.serve.http.readers import Readers
-from anyprec.serve.models import VERSION, Loaded, MakeScheduler, Models, Settings, make_scheduler
+from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepository, Settings, make_scheduler
 from anyprec.serve.monitoring.gauges import ModelGauges
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.metrics import Metrics, ServedRun
-from anyprec.serve.scheduling.scheduler import Answer, Done, Outcome, Request, Scheduler
+from anyprec.serve.scheduling.answer import Answer, Done, Outcome
+from anyprec.serve.scheduling.queue import Request
+from anyprec.serve.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestLimits:
     """What one client, or all together, may ask of the server's memory."""
 
     body: int = 16 << 20  # bytes, after decompression too
@@ -84,7 +86,7 @@ class Outbox:
             done(outcome)
 
 
-Handler = Callable[["App", Http], Awaitable[None]]
+Handler = Callable[["App", HttpExchange], Awaitable[None]]
 
 
 class App:
@@ -92,11 +94,11 @@ class App:
 
     def __init__(
         self,
-        models: Models,
+        models: ModelRepository,
         metrics: Metrics,
         outbox: Outbox,
         keys: Keys | None = None,
-        bounds: Bounds | None = None,
+        limits: RequestLimits | None = None,
         local: bool = True,
         log_requests: bool = False,
     ) -> None:
@@ -104,7 +106,7 @@ class App:
 
         self.models, self.metrics, self.outbox = models, metrics, outbox
         self.keys = keys or Keys()
-        self.bounds = bounds or Bounds()
+        self.limits = limits or RequestLimits()
         self.local, self.log_requests = local, log_requests
         self.draining = False
         self.held = 0  # bytes of bodies in memory
@@ -114,7 +116,7 @@ class App:
         self.make_room: Callable[[int, int, str], bool] = lambda size, bound, asking: False
         self._looked = 0  # the second in which `look` last did
         self.pool = ThreadPoolExecutor(2, "anyprec-aside")
-        self.readers = Readers(self.bounds.image_s, metrics.killed.inc)
+        self.readers = Readers(self.limits.image_s, metrics.killed.inc)
         self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # large answers become JSON here, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
@@ -153,11 +155,11 @@ class App:
             return
         if self.outbox.loop is None:
             self.start()
-        http = Http(scope, receive, send, self.next_id())
+        http = HttpExchange(scope, receive, send, self.next_id())
         try:
             handler = self.find(self, http)
             await handler(self, http)
-        except Gone:
+        except ClientGone:
             http.status = GONE
         except AnyprecError as error:
             await self._refuse(http, error)
@@ -174,11 +176,11 @@ class App:
             if self.log_requests:
                 self._log(http)
 
-    async def _refuse(self, http: Http, error: AnyprecError) -> None:
+    async def _refuse(self, http: HttpExchange, error: AnyprecError) -> None:
         status: int = 400
         extra: tuple[Header, ...] = ()
         body: dict[str, Any] = {"error": " ".join(str(error).split())}
-        if isinstance(error, Refusal):
+        if isinstance(error, HttpError):
             status, extra = error.status, error.headers
         elif isinstance(error, (Overloaded, Draining)):
             after = getattr(error, "retry_after", 1.0)
@@ -198,7 +200,7 @@ class App:
             await asyncio.wait_for(discard(http.receive), DISCARD_S)
         await http.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _count(self, http: Http) -> None:
+    def _count(self, http: HttpExchange) -> None:
         """What became of a request, once its answer is on its way: reading, waiting, running and sending are all in."""
         self.metrics.finished(http.name if http.served else "", http.status)
         if http.inference:
@@ -206,7 +208,7 @@ class App:
             self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
             self.look()
 
-    def _log(self, http: Http) -> None:
+    def _log(self, http: HttpExchange) -> None:
         fields: dict[str, Any] = {
             "id": http.id.decode(),
             "client": http.client,
@@ -238,20 +240,20 @@ class App:
 
     # --- who may ---
 
-    def authorise(self, http: Http, control: bool) -> None:
+    def authorize(self, http: HttpExchange, control: bool) -> None:
         keys = self.keys
         own = http.by_socket and not is_forwarded(http.headers)
         http.caller = caller = OWNER if own else keys.caller(key_of(http.headers))
         if keys.api and caller.name is None:
-            raise unauthorised()
+            raise unauthorized()
         if not control or caller.control:
             return
         if keys.control:
             if caller.name is None:
-                raise unauthorised()
-            raise Refusal(403, "this needs a control key, and the key given is not one")
+                raise unauthorized()
+            raise HttpError(403, "this needs a control key, and the key given is not one")
         if keys.api or not self.local:
-            raise Refusal(
+            raise HttpError(
                 403, "control is closed here: start the server with --control-key-file or --control-socket"
                 + ("" if keys.api else ", or on your own machine with --local-control"),
             )  # fmt: skip
@@ -260,53 +262,53 @@ class App:
         origin = http.headers.get(b"origin")
         other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host
         if is_forwarded(http.headers) or not LOCAL_HOST.fullmatch(host) or other_page:
-            raise Refusal(
+            raise HttpError(
                 403, "control without a key is for pages and programs of this machine alone, and not by way of a proxy"
             )
 
     # --- bodies ---
 
-    def hold(self, http: Http, size: int) -> None:
-        if self.held + size > self.bounds.held:
+    def hold(self, http: HttpExchange, size: int) -> None:
+        if self.held + size > self.limits.held:
             http.discard = True
             raise Overloaded("the server holds as many bytes of requests as it may; try again", retry_after=1.0)
         self.held += size
         http.held += size
 
-    async def hold_more(self, http: Http, size: int) -> None:
+    async def hold_more(self, http: HttpExchange, size: int) -> None:
         """Where memory is short, unfinished bodies that come too slowly make way."""
         asking = getattr(http.state, "address", "")
-        if self.held + size > self.bounds.held and self.make_room(size, self.bounds.held, asking):
+        if self.held + size > self.limits.held and self.make_room(size, self.limits.held, asking):
             for _ in range(20):  # their tasks end within a few turns of the loop
-                if self.held + size <= self.bounds.held:
+                if self.held + size <= self.limits.held:
                     break
                 await asyncio.sleep(0)
         self.hold(http, size)
 
-    async def body(self, http: Http) -> bytes:
+    async def body(self, http: HttpExchange) -> bytes:
         """The whole body, decompressed. Bytes count when they have come: a length that is declared reserves nothing."""
-        most = self.bounds.body
+        most = self.limits.body
         declared = http.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > most:
             http.discard = True
-            raise Refusal(413, f"the body has {int(declared):,} bytes; at most {most:,} are taken")
+            raise HttpError(413, f"the body has {int(declared):,} bytes; at most {most:,} are taken")
         body = await self._receive(http)
         encoding = http.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             body = await self._decompress(http, body, encoding.strip().lower())
         return body
 
-    async def _receive(self, http: Http) -> bytes:
+    async def _receive(self, http: HttpExchange) -> bytes:
         whole: bytes | bytearray = b""
         while True:
             message = await http.receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientGone
             piece: bytes = message.get("body", b"")
             more = bool(message.get("more_body"))
-            if len(whole) + len(piece) > self.bounds.body:
+            if len(whole) + len(piece) > self.limits.body:
                 http.discard = more
-                raise Refusal(413, f"the body has over {self.bounds.body:,} bytes, more than are taken")
+                raise HttpError(413, f"the body has over {self.limits.body:,} bytes, more than are taken")
             await self.hold_more(http, len(piece))
             if not whole and not more:
                 return piece
@@ -315,16 +317,16 @@ class App:
             if not more:
                 return bytes(whole)
 
-    async def _decompress(self, http: Http, body: bytes, encoding: bytes) -> bytes:
+    async def _decompress(self, http: HttpExchange, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"deflate"):
-            raise Refusal(415, "content-encoding must be gzip or deflate", ((b"accept-encoding", b"gzip, deflate"),))
-        found = await self.in_pool(inflate, body, encoding == b"gzip", self.bounds.body)
+            raise HttpError(415, "content-encoding must be gzip or deflate", ((b"accept-encoding", b"gzip, deflate"),))
+        found = await self.in_pool(inflate, body, encoding == b"gzip", self.limits.body)
         self.hold(http, len(found))
         return found
 
     async def in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         """Work that would hold up the loop, in one of the pool's threads."""
-        if self.aside >= self.bounds.aside:
+        if self.aside >= self.limits.aside:
             raise Overloaded("too many compressed bodies at once; try again", retry_after=1.0)
         self.aside += 1
         try:
@@ -334,13 +336,13 @@ class App:
 
     # --- inference ---
 
-    def loaded(self, http: Http) -> Loaded:
+    def loaded(self, http: HttpExchange) -> LoadedModel:
         assert http.served is not None
         if http.served.now is None:
-            raise Refusal(503, f"model {http.name!r} is not loaded: {http.served.reason}", ((b"retry-after", b"1"),))
+            raise HttpError(503, f"model {http.name!r} is not loaded: {http.served.reason}", ((b"retry-after", b"1"),))
         return http.served.now
 
-    async def by_current(self, http: Http, work: Callable[[Loaded], Awaitable[T]]) -> T:
+    async def by_current(self, http: HttpExchange, work: Callable[[LoadedModel], Awaitable[T]]) -> T:
         """`work` with the model that is loaded now; once more if a new file takes its place at this very moment."""
         loaded = self.loaded(http)
         try:
@@ -350,18 +352,18 @@ class App:
                 raise
         return await work(self.loaded(http))
 
-    async def infer(self, http: Http) -> None:
+    async def infer(self, http: HttpExchange) -> None:
         body = await self.body(http)
         arrived = http.arrived()
         header_length = length_header(http.headers)
-        if (len(body) if header_length is None else min(header_length, len(body))) > self.bounds.json:
-            raise Refusal(413, f"more than {self.bounds.json:,} bytes of JSON; send binary tensors")
+        if (len(body) if header_length is None else min(header_length, len(body))) > self.limits.json:
+            raise HttpError(413, f"more than {self.limits.json:,} bytes of JSON; send binary tensors")
         if header_length == 0 and http.headers.get(b"content-type", b"").startswith(b"application/json"):
-            raise Refusal(
+            raise HttpError(
                 400, "Inference-Header-Content-Length is 0, which means no JSON, but the content-type says JSON"
             )
 
-        async def answer_by(loaded: Loaded) -> tuple[Loaded, Call, Answer]:
+        async def answer_by(loaded: LoadedModel) -> tuple[LoadedModel, InferRequest, Answer]:
             call = await self.readers.call(body, header_length, loaded.signature)
             check_answer(self, http, call, loaded)
             return loaded, call, await self.run(http, loaded.scheduler, request_of(self, http, call, arrived))
@@ -381,7 +383,7 @@ class App:
         }
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
 
-    async def run(self, http: Http, scheduler: Scheduler, request: Request) -> Answer:
+    async def run(self, http: HttpExchange, scheduler: Scheduler, request: Request) -> Answer:
         """Wait for a request's answer; a client that goes away takes its request out of the queue."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -392,7 +394,7 @@ class App:
         def gone() -> None:
             if not future.done():
                 scheduler.cancel(request)
-                future.set_result(Gone())
+                future.set_result(ClientGone())
 
         http.deadline = request.deadline
         scheduler.submit(request, done)
@@ -414,7 +416,7 @@ class App:
             if http.state is not None:
                 http.state.gone = None
         if isinstance(outcome, Exception):
-            if not isinstance(outcome, (AnyprecError, Gone)):
+            if not isinstance(outcome, (AnyprecError, ClientGone)):
                 log.error("the engine failed", exc_info=outcome, id=http.id.decode(), model=http.name)
             raise outcome
         now = time.monotonic()
@@ -424,25 +426,31 @@ class App:
 
 
 def make_app(
-    paths: Mapping[str, str], settings: Settings | None = None, *, keys: Keys | None = None,
-    bounds: Bounds | None = None, local: bool = False, log_requests: bool = False, make: MakeScheduler = make_scheduler,
-) -> App:  # fmt: skip
+    paths: Mapping[str, str],
+    settings: Settings | None = None,
+    *,
+    keys: Keys | None = None,
+    limits: RequestLimits | None = None,
+    local: bool = False,
+    log_requests: bool = False,
+    make: MakeScheduler = make_scheduler,
+) -> App:
     """The application for these model files; `app.models.load_all()` loads them. Also for other ASGI servers."""
     metrics, outbox = Metrics(time.time), Outbox()
 
     def count(name: str, good: bool) -> None:
         metrics.reloads.labels(name, "loaded" if good else "refused").inc()
 
-    models = Models(paths, settings or Settings(), outbox.deliver, make, count)
-    return App(models, metrics, outbox, keys, bounds, local, log_requests)
+    models = ModelRepository(paths, settings or Settings(), outbox.deliver, make, count)
+    return App(models, metrics, outbox, keys, limits, local, log_requests)
 
 
-def request_of(app: App, http: Http, call: Call, arrived: float) -> Request:
+def request_of(app: App, http: HttpExchange, call: InferRequest, arrived: float) -> Request:
     deadline_s = app.models.settings.slo_s if call.deadline_s is None else call.deadline_s
     return Request(
         call.x, arrived + deadline_s, bits=call.bits, min_bits=call.min_bits, client=http.client, arrived=arrived
     )
 
 
-def unauthorised() -> Refusal:
-    return Refusal(401, "an API key is needed: Authorization: Bearer KEY", ((b"www-authenticate", b"Bearer"),))
+def unauthorized() -> HttpError:
+    return HttpError(401, "an API key is needed: Authorization: Bearer KEY", ((b"www-authenticate", b"Bearer"),))

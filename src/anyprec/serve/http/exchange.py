@@ -1,6 +1,6 @@
 """One HTTP request on its way through the application: what it says, and how it is answered.
 
-Http wraps the three things ASGI gives (scope, receive, send). Made by app.py, used by every handler of routes.py.
+HttpExchange wraps what ASGI gives (scope, receive, send). App makes it; every handler gets it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from anyprec.serve.http.keys import Caller
-from anyprec.serve.http.protocol import Refusal
-from anyprec.serve.models import Served
+from anyprec.serve.http.protocol import HttpError
+from anyprec.serve.models import ServedModel
 from anyprec.serve.monitoring.metrics import ServedRun
 
 Scope = Mapping[str, Any]
@@ -33,11 +33,11 @@ FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"tr
 GONE = 499  # how a client that went away is counted; nothing is sent
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client went away."""
 
 
-class Http:
+class HttpExchange:
     """One request on its way."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, fresh_id: bytes) -> None:
@@ -52,7 +52,7 @@ class Http:
         self.by_socket: bool = getattr(self.state, "control", False)  # the control socket
         self.caller: Caller | None = None
         self.name = ""  # the model in the path
-        self.served: Served | None = None
+        self.served: ServedModel | None = None
         self.held = 0
         self.status = 0
         self.sent = False
@@ -105,7 +105,7 @@ class Http:
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
         async for piece in pieces:
             if getattr(self.state, "disconnected", False):
-                raise Gone
+                raise ClientGone
             await self.send({"type": "http.response.body", "body": piece, "more_body": True})
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -130,7 +130,7 @@ def length_header(headers: Mapping[bytes, bytes]) -> int | None:
     if given is None:
         return None
     if not re.fullmatch(rb"[0-9]{1,12}", given):
-        raise Refusal(400, "Inference-Header-Content-Length is not a number")
+        raise HttpError(400, "Inference-Header-Content-Length is not a number")
     return int(given)
 
 
@@ -143,13 +143,13 @@ def inflate(body: bytes, gzipped: bool, most: int) -> bytes:
             found = engine.decompress(body, most + 1)
         except zlib.error as error:
             if way == ways[-1]:
-                raise Refusal(400, f"the body cannot be decompressed: {error}") from error
+                raise HttpError(400, f"the body cannot be decompressed: {error}") from error
             continue
         break
     if len(found) > most:
-        raise Refusal(413, f"the body has over {most:,} bytes when decompressed, more than are taken")
+        raise HttpError(413, f"the body has over {most:,} bytes when decompressed, more than are taken")
     if not engine.eof:
-        raise Refusal(400, "the compressed body is cut short")
+        raise HttpError(400, "the compressed body is cut short")
     return found
 
 

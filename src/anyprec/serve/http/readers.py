@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anyprec.serve.http.protocol import Call, Signature, Wanted, read_call
+from anyprec.serve.http.protocol import InferRequest, RequestedOutput, Signature, read_infer_request
 from anyprec.serve.http.workers import Workers
 
 LONG_JSON = 64 << 10  # bytes: to read them takes 2 to 4 ms, in which the event loop does nothing else
@@ -38,17 +38,17 @@ class Readers:
         head, data = await self.images.run("image", body, signature, max_pixels, until=until)
         return np.frombuffer(data, head["dtype"]).reshape(head["shape"])
 
-    async def call(self, body: bytes, header_length: int | None, signature: Signature) -> Call:
+    async def call(self, body: bytes, header_length: int | None, signature: Signature) -> InferRequest:
         if (len(body) if header_length is None else header_length) <= LONG_JSON:
             if len(body) <= LARGE:
-                return read_call(body, header_length, signature)
+                return read_infer_request(body, header_length, signature)
             loop = asyncio.get_running_loop()  # numpy converts and copies without the GIL
-            return await loop.run_in_executor(None, read_call, body, header_length, signature)
+            return await loop.run_in_executor(None, read_infer_request, body, header_length, signature)
         # Its own deadline is not known before it is read.
         head, data = await self.calls.run("call", body, header_length, signature, until=time.monotonic() + CALL_S)
-        return Call(
+        return InferRequest(
             np.frombuffer(data, head["dtype"]).reshape(head["shape"]),
-            tuple(Wanted(**one) for one in head["wanted"]),
+            tuple(RequestedOutput(**one) for one in head["wanted"]),
             head["id"],
             head["bits"],
             head["min_bits"],

@@ -17,15 +17,15 @@ from anyprec import __version__
 from anyprec.errors import InputError, Overloaded
 from anyprec.run.labels import labeled
 from anyprec.serve.http.answers import written
-from anyprec.serve.http.exchange import Http, key_of, to_json
+from anyprec.serve.http.exchange import HttpExchange, key_of, to_json
 from anyprec.serve.http.openapi import describe
-from anyprec.serve.http.protocol import LONGEST_S, SMALL, Refusal, parse_json, read_bits, read_min_bits
+from anyprec.serve.http.protocol import LONGEST_S, SMALL, HttpError, parse_json, read_bits, read_min_bits
 from anyprec.serve.http.static import File
-from anyprec.serve.models import VERSION, Loaded, Served, metadata, triton_config
+from anyprec.serve.models import VERSION, LoadedModel, ServedModel, metadata, triton_config
 from anyprec.serve.monitoring.condition import verdict
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.recent import KEEP, WINDOW, window_record
-from anyprec.serve.scheduling.scheduler import Request
+from anyprec.serve.scheduling.queue import Request
 
 if TYPE_CHECKING:
     from anyprec.serve.http.app import App, Handler
@@ -66,28 +66,28 @@ class Routes:
             "unload": {"POST": (unload, control)},
         }
 
-    def find(self, app: App, http: Http) -> Handler:
+    def find(self, app: App, http: HttpExchange) -> Handler:
         methods = self._methods(app, http)
         if methods is None:
-            raise Refusal(404, f"there is nothing at {http.path[:200]!r}; /openapi.json lists what there is")
+            raise HttpError(404, f"there is nothing at {http.path[:200]!r}; /openapi.json lists what there is")
         method = "GET" if http.method == "HEAD" else http.method
         if method not in methods:
             allowed = [*methods, *(["HEAD"] if "GET" in methods else [])]
-            raise Refusal(405, f"{http.method} is not for this path", ((b"allow", ", ".join(allowed).encode()),))
+            raise HttpError(405, f"{http.method} is not for this path", ((b"allow", ", ".join(allowed).encode()),))
         handler, control = methods[method]
         if control is not None:
-            app.authorise(http, control)
+            app.authorize(http, control)
         if http.name and http.served is None:
             names = ", ".join(served.name for served in app.models)
-            raise Refusal(404, f"there is no model {http.name[:128]!r}; there are {names}")
+            raise HttpError(404, f"there is no model {http.name[:128]!r}; there are {names}")
         return handler
 
-    def _methods(self, app: App, http: Http) -> Mapping[str, tuple[Handler, bool | None]] | None:
+    def _methods(self, app: App, http: HttpExchange) -> Mapping[str, tuple[Handler, bool | None]] | None:
         parts = http.path.split("/")
         if len(parts) > 3 and parts[1] == "v2" and parts[2] == "models" and http.path not in self.fixed:
             if len(parts) > 5 and parts[4] == "versions":
                 if parts[5] != VERSION:
-                    raise Refusal(404, f"models have the one version {VERSION}, not {parts[5][:64]!r}")
+                    raise HttpError(404, f"models have the one version {VERSION}, not {parts[5][:64]!r}")
                 del parts[4:6]
             if len(parts) > 5 or not parts[3]:
                 return None
@@ -100,7 +100,7 @@ class Routes:
 
 
 def file_handler(file: File) -> Handler:
-    async def send(app: App, http: Http) -> None:
+    async def send(app: App, http: HttpExchange) -> None:
         if http.headers.get(b"if-none-match") == file.tag:
             await http.respond(304, b"", file.kind, file.headers)
         else:
@@ -109,7 +109,7 @@ def file_handler(file: File) -> Handler:
     return send
 
 
-def model_of(http: Http) -> Served:
+def model_of(http: HttpExchange) -> ServedModel:
     assert http.served is not None
     return http.served
 
@@ -117,45 +117,45 @@ def model_of(http: Http) -> Served:
 # --- about the server and its models ---
 
 
-async def server_metadata(app: App, http: Http) -> None:
+async def server_metadata(app: App, http: HttpExchange) -> None:
     await http.respond_json({"name": "anyprec", "version": __version__, "extensions": EXTENSIONS})
 
 
-async def live(app: App, http: Http) -> None:
+async def live(app: App, http: HttpExchange) -> None:
     await http.respond_json({"live": True})
 
 
-async def ready(app: App, http: Http) -> None:
+async def ready(app: App, http: HttpExchange) -> None:
     if app.draining or not app.models.ready:
         why = "the server is stopping" if app.draining else "a model is not loaded"
-        raise Refusal(503, f"not ready: {why}", ((b"retry-after", b"1"),))
+        raise HttpError(503, f"not ready: {why}", ((b"retry-after", b"1"),))
     await http.respond_json({"ready": True})
 
 
-async def model_ready(app: App, http: Http) -> None:
+async def model_ready(app: App, http: HttpExchange) -> None:
     app.loaded(http)
     if app.draining:
-        raise Refusal(503, "not ready: the server is stopping", ((b"retry-after", b"1"),))
+        raise HttpError(503, "not ready: the server is stopping", ((b"retry-after", b"1"),))
     await http.respond_json({"name": http.name, "ready": True})
 
 
-async def model_metadata(app: App, http: Http) -> None:
+async def model_metadata(app: App, http: HttpExchange) -> None:
     await http.respond_json(metadata(http.name, app.loaded(http), app.models.settings))
 
 
-async def model_config(app: App, http: Http) -> None:
+async def model_config(app: App, http: HttpExchange) -> None:
     await http.respond_json(triton_config(http.name, app.loaded(http)))
 
 
-async def model_stats(app: App, http: Http) -> None:
+async def model_stats(app: App, http: HttpExchange) -> None:
     await http.respond_json({"model_stats": [stats_of(app, model_of(http))]})
 
 
-async def all_stats(app: App, http: Http) -> None:
+async def all_stats(app: App, http: HttpExchange) -> None:
     await http.respond_json({"model_stats": [stats_of(app, served) for served in app.models]})
 
 
-def stats_of(app: App, served: Served) -> dict[str, Any]:
+def stats_of(app: App, served: ServedModel) -> dict[str, Any]:
     """Triton's form; `anyprec` holds the scheduler's own numbers."""
     found = {"name": served.name, "version": VERSION, **app.metrics.totals(served.name)}
     if served.now is not None:
@@ -163,12 +163,12 @@ def stats_of(app: App, served: Served) -> dict[str, Any]:
     return found
 
 
-async def prometheus(app: App, http: Http) -> None:
+async def prometheus(app: App, http: HttpExchange) -> None:
     app.metrics.held.set(app.held)
     await http.respond(200, app.metrics.text(), PLAIN)
 
 
-async def openapi(app: App, http: Http) -> None:
+async def openapi(app: App, http: HttpExchange) -> None:
     """Open to all; the names of models only to those who may call them."""
     keys = app.keys
     may_know = not keys.api or keys.caller(key_of(http.headers)).name is not None
@@ -185,12 +185,12 @@ def description(names: tuple[str, ...] | None, keys: bool, control: bool) -> byt
 # --- inference ---
 
 
-async def infer(app: App, http: Http) -> None:
+async def infer(app: App, http: HttpExchange) -> None:
     http.inference = True
     await app.infer(http)
 
 
-async def classify(app: App, http: Http) -> None:
+async def classify(app: App, http: HttpExchange) -> None:
     """A posted JPEG or PNG: labels with scores, at one width or at every one."""
     http.inference = True
     app.loaded(http)
@@ -203,7 +203,7 @@ async def classify(app: App, http: Http) -> None:
 
 
 async def classified(
-    app: App, http: Http, loaded: Loaded, query: Mapping[str, str], body: bytes, top: int, arrived: float
+    app: App, http: HttpExchange, loaded: LoadedModel, query: Mapping[str, str], body: bytes, top: int, arrived: float
 ) -> list[dict[str, Any]]:
     signature = loaded.signature
     every = query.get("bits") == "all"
@@ -212,7 +212,7 @@ async def classified(
     within = seconds(query, "deadline_ms") or (ALL_WIDTHS_S if every else app.models.settings.slo_s)
     settings = app.models.settings
     until = arrived + within + settings.limits.grace * settings.slo_s  # as long as an answer would be given
-    x = await app.readers.image(body, signature, app.bounds.image_pixels, until)
+    x = await app.readers.image(body, signature, app.limits.image_pixels, until)
     results = []
     for width in signature.profiles if every else (bits,):
         if every:
@@ -242,7 +242,7 @@ async def classified(
     return results
 
 
-def query_of(http: Http, *known: str) -> dict[str, str]:
+def query_of(http: HttpExchange, *known: str) -> dict[str, str]:
     raw = http.scope.get("query_string", b"")
     if not raw:
         return {}
@@ -281,7 +281,7 @@ def seconds(query: Mapping[str, str], name: str) -> float | None:
 # --- the page's data ---
 
 
-async def recent(app: App, http: Http) -> None:
+async def recent(app: App, http: HttpExchange) -> None:
     """The last seconds, as JSON; a client that accepts text/event-stream gets every further second as it ends."""
     query = query_of(http, "seconds", "window")
     count = whole_number(query, "seconds", 60, 1, KEEP - 1)
@@ -289,7 +289,7 @@ async def recent(app: App, http: Http) -> None:
     if b"text/event-stream" not in http.headers.get(b"accept", b""):
         await http.respond_json(seen(app, http, count, window_s))
         return
-    if app.streams >= app.bounds.streams:
+    if app.streams >= app.limits.streams:
         raise Overloaded("as many clients watch as may; ask without text/event-stream", retry_after=5.0)
     app.streams += 1
     try:
@@ -307,7 +307,7 @@ async def recent(app: App, http: Http) -> None:
         app.streams -= 1
 
 
-async def is_gone(http: Http, within_s: float) -> bool:
+async def is_gone(http: HttpExchange, within_s: float) -> bool:
     end = time.monotonic() + within_s
     while (left := end - time.monotonic()) > 0:
         try:
@@ -321,7 +321,7 @@ async def is_gone(http: Http, within_s: float) -> bool:
     return False
 
 
-def seen(app: App, http: Http, count: int, window_s: int) -> dict[str, Any]:
+def seen(app: App, http: HttpExchange, count: int, window_s: int) -> dict[str, Any]:
     served = model_of(http)
     loaded = served.now
     now = time.time()
@@ -353,12 +353,12 @@ def seen(app: App, http: Http, count: int, window_s: int) -> dict[str, Any]:
 # --- control ---
 
 
-async def get_precision(app: App, http: Http) -> None:
+async def get_precision(app: App, http: HttpExchange) -> None:
     policy, bits = app.loaded(http).scheduler.policy
     await http.respond_json({"policy": policy, "bits": bits})
 
 
-async def set_precision(app: App, http: Http) -> None:
+async def set_precision(app: App, http: HttpExchange) -> None:
     """{"bits": 4} holds a width; {"policy": "adaptive"} or {"policy": "accuracy"} frees it."""
     loaded = app.loaded(http)
     given = await json_object(app, http)
@@ -378,14 +378,14 @@ async def set_precision(app: App, http: Http) -> None:
     await http.respond_json({"policy": policy, "bits": bits})
 
 
-async def json_object(app: App, http: Http) -> dict[str, Any]:
+async def json_object(app: App, http: HttpExchange) -> dict[str, Any]:
     body = await app.body(http)
-    if len(body) > app.bounds.json:
-        raise Refusal(413, f"more than {app.bounds.json:,} bytes of JSON")
+    if len(body) > app.limits.json:
+        raise HttpError(413, f"more than {app.limits.json:,} bytes of JSON")
     return as_object(body)
 
 
-async def index(app: App, http: Http) -> None:
+async def index(app: App, http: HttpExchange) -> None:
     only_ready = False
     if http.method == "POST":
         given = await maybe_object(app, http)
@@ -401,11 +401,11 @@ async def index(app: App, http: Http) -> None:
     )
 
 
-def reason_of(served: Served) -> str:
+def reason_of(served: ServedModel) -> str:
     return served.reason if served.now is None else ""
 
 
-async def load(app: App, http: Http) -> None:
+async def load(app: App, http: HttpExchange) -> None:
     """Open the model's own file anew; a client cannot bring another."""
     given = await maybe_object(app, http)
     if set(given) - {"parameters"} or given.get("parameters") not in (None, {}):
@@ -414,13 +414,13 @@ async def load(app: App, http: Http) -> None:
     await http.respond_json({"name": http.name, "state": model_of(http).state})
 
 
-async def unload(app: App, http: Http) -> None:
+async def unload(app: App, http: HttpExchange) -> None:
     await maybe_object(app, http)
     await asyncio.get_running_loop().run_in_executor(None, app.models.unload, model_of(http))
     await http.respond_json({"name": http.name, "state": model_of(http).state})
 
 
-async def maybe_object(app: App, http: Http) -> dict[str, Any]:
+async def maybe_object(app: App, http: HttpExchange) -> dict[str, Any]:
     """For control posts, whose body may be empty."""
     body = await app.body(http)
     return as_object(body) if body else {}

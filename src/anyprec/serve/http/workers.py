@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyprec.errors import Expired, Overloaded
-from anyprec.serve.http.protocol import Refusal
+from anyprec.serve.http.protocol import HttpError
 from anyprec.serve.http.worker_main import LENGTHS
 from anyprec.serve.monitoring.logs import log
 
@@ -29,7 +29,7 @@ START_S = 30.0  # until a new process must be ready; it takes 0.2 s on an idle m
 PROGRAM = "import sys; sys.path[:] = {path!r}; from anyprec.serve.http.worker_main import main; main()"
 
 
-class Ended(Exception):
+class WorkerDied(Exception):
     """The process is gone."""
 
 
@@ -73,7 +73,7 @@ class Worker:
                 await loop.sock_sendall(self.socket, data)
             return await self._receive()
         except (OSError, EOFError) as error:
-            raise Ended from error
+            raise WorkerDied from error
         except BaseException:  # half a message is under way
             self.kill()
             raise
@@ -162,23 +162,23 @@ class Workers:
     async def _do(self, worker: Worker, job: str, data: bytes, args: tuple[Any, ...]) -> tuple[Any, bytearray]:
         try:
             head, found = await worker.ask(job, self.longest_s, args, data)
-        except Ended:
+        except WorkerDied:
             if self._closed:
                 raise Expired("the server stopped while it was read") from None
             self.on_kill()
             late, worker.killed = worker.killed, True
             if not late:
                 log.error("a worker process ended by itself", job=job, code=worker.process.poll())
-                raise Refusal(400, f"the {job} cannot be read: it ended the process that tried to") from None
+                raise HttpError(400, f"the {job} cannot be read: it ended the process that tried to") from None
             log.warning("a job took too long", job=job, bytes=len(data), seconds=self.longest_s)
-            raise Refusal(
+            raise HttpError(
                 413, f"it takes more than {self.longest_s:g} s to read, too long; send a smaller or simpler one"
             ) from None
         finally:
             await self._put_back(worker)
         self.came_up = True
         if "error" in head:
-            raise Refusal(head["status"], head["message"])
+            raise HttpError(head["status"], head["message"])
         return head, found
 
     async def _put_back(self, worker: Worker) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from anyprec.serve.models import Loaded, Models, Served
+from anyprec.serve.models import LoadedModel, ModelRepository, ServedModel
 from anyprec.serve.monitoring.metrics import Metrics
 from anyprec.serve.monitoring.recent import mean_accuracy
 from anyprec.serve.scheduling.policy import POLICIES
@@ -40,7 +40,7 @@ Numbers = Mapping[str, float | Mapping[str, float]]  # by name; by label value w
 
 
 class ModelGauges(Collector):
-    def __init__(self, models: Models, metrics: Metrics) -> None:
+    def __init__(self, models: ModelRepository, metrics: Metrics) -> None:
         self.models, self.metrics = models, metrics
         metrics.registry.register(self)
 
@@ -58,11 +58,11 @@ class ModelGauges(Collector):
                     families[name].add_metric([served.name, label] if labels else [served.name], float(one))
         return families.values()
 
-    def numbers(self, served: Served) -> Numbers:
+    def numbers(self, served: ServedModel) -> Numbers:
         found = {"model_ready": float(served.now is not None), "model_loads": float(served.loads)}
         return found if served.now is None else {**found, **self._loaded(served, served.now)}
 
-    def _loaded(self, served: Served, loaded: Loaded) -> Numbers:
+    def _loaded(self, served: ServedModel, loaded: LoadedModel) -> Numbers:
         stats = loaded.scheduler.stats()
         total = self.metrics.recent[served.name].over(time.time())
         profiles = loaded.signature.profiles

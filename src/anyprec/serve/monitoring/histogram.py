@@ -1,6 +1,6 @@
 """Latencies in bins that grow by 3 %, from 10 us to over 100 s: quantiles of many in little memory, never too low.
 
-A histogram is a plain Counter, bin -> how many, so that several add up. Used by tally.py and recent.py.
+A histogram is a plain Counter, bin -> how many, so that several add up. Used by stats.py and recent.py.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from anyprec.serve.monitoring.condition import Overload, PrecisionLog
-from anyprec.serve.monitoring.recent import EXPIRED, FAILED, IN_TIME, LATE, LEFT, REFUSED, TURNED_AWAY, Recent
+from anyprec.serve.monitoring.recent import EXPIRED, FAILED, IN_TIME, LATE, LEFT, REFUSED, TURNED_AWAY, RecentSeconds
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -71,18 +71,18 @@ class Metrics:
         self.connections = Gauge("connections", "Open connections", **own)
         self.killed = Counter("killed_jobs", "Images and long requests that took too long to read", **own)
         self.held = Gauge("held_bytes", "Bytes of request bodies in memory", **own)
-        self.recent: dict[str, Recent] = {}
+        self.recent: dict[str, RecentSeconds] = {}
         self.overloads: dict[str, Overload] = {}
         self.precisions: dict[str, PrecisionLog] = {}
-        self._of: dict[str, _Model] = {}
+        self._of: dict[str, _ModelCounters] = {}
         self._no_model: dict[int, Any] = {}
 
     def add_model(self, name: str) -> None:
         if name not in self.recent:
-            self.recent[name] = Recent()
+            self.recent[name] = RecentSeconds()
             self.overloads[name] = Overload(name)
             self.precisions[name] = PrecisionLog(name)
-            self._of[name] = _Model(self, name)
+            self._of[name] = _ModelCounters(self, name)
 
     def ended(self, model: str, status: int, met: bool, latency_s: float, runs: Sequence[ServedRun]) -> None:
         """An inference request has come to its end: answered with `runs`, refused, failed or left by its client.
@@ -106,7 +106,7 @@ class Metrics:
         of.outcome(outcome).inc()
         answered = outcome in (IN_TIME, LATE)
         widths = [run.bits for run in runs] if answered else []
-        self.recent[model].ended(now, outcome, latency_s if answered else None, widths)
+        self.recent[model].second(now).count(outcome, latency_s if answered else None, widths)
         if answered:
             of.seconds.observe(latency_s)
             (of.met if met else of.missed).inc()
@@ -117,7 +117,7 @@ class Metrics:
         self.turned_away.labels(str(status)).inc()
         if status in BUSY:
             for recent in self.recent.values():
-                recent.ended(self.clock(), TURNED_AWAY)
+                recent.second(self.clock()).count(TURNED_AWAY)
 
     def finished(self, model: str, status: int) -> None:
         """model: "" where the request was for none, or for one that is not there."""
@@ -137,7 +137,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Model:
+class _ModelCounters:
     """The children of one model's label, looked up once: a look-up costs as much as the count."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:

@@ -26,7 +26,7 @@ from anyprec.serve.models import Deliver, Settings, make_scheduler, named_paths
 from anyprec.serve.monitoring.logs import log, set_up
 from anyprec.serve.ray.options import Options, read_options
 from anyprec.serve.ray.scaling import report_of
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Scheduler
 
 POLICY = "anyprec.serve.ray.scaling:scale"
@@ -64,7 +64,7 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
     return bound
 
 
-def front_door() -> FrontDoor:
+def front_door() -> ReplicaApp:
     """Called by Ray in the replica's process, after the replica was made."""
     assert Replica.here is not None
     return Replica.here.door
@@ -85,7 +85,7 @@ class Replica:
             layout=options.layout,
             threads=options.threads,
             engine_threads=options.engines,
-            limits=Limits(max_batch=options.max_batch, max_queue=options.max_queue),
+            limits=QueueLimits(max_batch=options.max_batch, max_queue=options.max_queue),
             warm_up_s=options.warm_up,
         )
         # Control over HTTP would reach one replica of many: it stays closed, and `reconfigure` is for all.
@@ -95,7 +95,7 @@ class Replica:
         self.application.readers.start()
         self.application.models.load_all()
         self.application.models.watch()
-        self.door = FrontDoor(self.application, self.name)
+        self.door = ReplicaApp(self.application, self.name)
         self.gauges = Gauges()
         gc.collect()
         gc.freeze()  # as in server.py: what is loaded by now stays
@@ -131,7 +131,7 @@ class Replica:
         return report
 
 
-class FrontDoor:
+class ReplicaApp:
     """The application as Ray mounts it: without the route prefix, and saying which replica answered."""
 
     def __init__(self, app: App, name: str) -> None:

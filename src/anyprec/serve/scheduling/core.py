@@ -1,9 +1,11 @@
-"""Desk: queue, latency table and policy together, without a clock or a thread. Scheduler and simulator are its callers.
+"""SchedulerCore: queue, latency table and policy together, without a clock or a thread.
 
-refused = desk.arrive(request, now)     it waits now, or Overloaded is raised
-work = desk.next(now)                   the next batch to run, or None
-desk.finish(work, seconds, now)
-desk.refused                            requests given up meanwhile, with the error each is to be told
+    core.arrive(request, now)           queues the request, or raises Overloaded or UnsupportedBits
+    batch = core.next(now)              the next batch to run, or None
+    core.finish(batch, seconds, now)    the batch has run
+    core.take_rejected()                queued requests dropped since the last call, each with its error
+
+Called by Scheduler (real time, engine threads) and by the simulator (virtual time).
 """
 
 from __future__ import annotations
@@ -16,8 +18,17 @@ from typing import NoReturn
 
 from anyprec.errors import Expired, Overloaded, ServeError, UnsupportedBits
 from anyprec.serve.scheduling.latency import LatencyTable
-from anyprec.serve.scheduling.policy import POLICIES, AccuracyFirst, Adaptive, Fixed, Level, Policy, State, levels_of
-from anyprec.serve.scheduling.queue import Kind, Limits, Queue, Request, expiry
+from anyprec.serve.scheduling.policy import (
+    POLICIES,
+    AccuracyFirst,
+    Adaptive,
+    Fixed,
+    Level,
+    Policy,
+    PolicyInput,
+    levels_of,
+)
+from anyprec.serve.scheduling.queue import Kind, Queue, QueueLimits, Request, expiry
 
 RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
 MOST_SHAPES = 64  # image sizes with a table of their own
@@ -25,11 +36,11 @@ MOST_WEIGHED = 128  # requests looked at where they differ in size or bits: what
 REVIEW_S = 5.0  # how often it is asked which profiles are worth having, as their times change
 LATE_SHARE = 0.25  # of the SLO: how long those who are late anyway may hold up those who may still come
 
-Refusal = tuple[Request, Exception]
+Rejection = tuple[Request, Exception]
 
 
 @dataclass(eq=False)
-class Work:
+class Batch:
     """One batch: who is in it, at which level, when it began and is expected to end."""
 
     requests: list[Request]
@@ -46,7 +57,7 @@ class Work:
         return max(expiry(request) for request in self.requests)
 
 
-class Rate:
+class ArrivalRate:
     """Images a second, over a window that forgets exponentially."""
 
     def __init__(self, window: float) -> None:
@@ -62,7 +73,7 @@ class Rate:
         return self._sum * math.exp(min(0.0, (self._at - now) / self.window)) / self.window
 
 
-class Desk:
+class SchedulerCore:
     """One model's requests and engines. `accuracies` are the file's, in percent, None where it has none.
 
     margin: seconds kept back from every deadline, for the way of the answer to the client. shape: of the images that
@@ -77,19 +88,19 @@ class Desk:
         policy: str = "adaptive",
         bits: int | str | None = None,
         slo: float = 0.05,
-        limits: Limits | None = None,
+        limits: QueueLimits | None = None,
         margin: float = 0.0,
         engines: int = 1,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         self.slo = slo
-        self.limits = limits or Limits()
+        self.limits = limits or QueueLimits()
         self.margin = margin
         self.engines = engines
         self.queue = Queue()
-        self.running: list[Work] = []
-        self.refused: list[Refusal] = []
-        self.rate = Rate(max(RATE_WINDOW, 50 * slo))
+        self.running: list[Batch] = []
+        self.rejected: list[Rejection] = []
+        self.rate = ArrivalRate(max(RATE_WINDOW, 50 * slo))
         self.set_table(accuracies, table, shape)
         self.set_policy(policy, bits)
 
@@ -159,7 +170,7 @@ class Desk:
     # --- Requests in ----------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request, now: float) -> None:
-        """Let a request wait. Raises Overloaded or UnsupportedBits; whom it displaces goes to `refused`."""
+        """Let a request wait. Raises Overloaded or UnsupportedBits; whom it displaces goes to `rejected`."""
         level = self.allowed(request)[0]
         self.rate.add(request.images, now)
         if request.expires is None:
@@ -173,7 +184,7 @@ class Desk:
                 self._refuse(request, level, late, now)
             self.queue.remove(victim)
             victims.append(victim)
-        self.refused += [(victim, over_share(self.slo)) for victim in victims]
+        self.rejected += [(victim, over_share(self.slo)) for victim in victims]
         self.queue.add(request)
 
     def _refuse(self, request: Request, level: Level, late: float, now: float) -> NoReturn:
@@ -199,7 +210,7 @@ class Desk:
             return max(self.share(queue.waiting) / self.engines, 1e-3)
         start = now
         if len(self.running) >= self.engines:
-            start = max(now, min(work.ends for work in self.running))
+            start = max(now, min(batch.ends for batch in self.running))
         elif not queue.waiting:
             return 0.0
         ahead = bisect_right(queue.deadlines, request.deadline)
@@ -233,18 +244,18 @@ class Desk:
 
     # --- Batches out ----------------------------------------------------------------------------------------------
 
-    def next(self, now: float) -> Work | None:
+    def next(self, now: float) -> Batch | None:
         queue = self.queue
         if queue.waiting and queue.put_late(self.is_hopeless(now)):
             self.policy.missed()
         if queue.late:
             for request in queue.drop_expired(now):
-                self.refused.append((request, Expired("its deadline passed while it waited")))
+                self.rejected.append((request, Expired("its deadline passed while it waited")))
         if not queue.waiting:
             self.policy.idle()
         if queue.waiting:
             head = queue.waiting[0]
-            state = State(
+            state = PolicyInput(
                 now=now,
                 queue=queue,
                 table=self.table_for(head.kind),
@@ -268,9 +279,9 @@ class Desk:
             return None
         images = sum(request.images for request in requests)
         table = self.table_for(requests[0].kind)
-        work = Work(requests, level, images, now, now + table.typical(level.profile, images), table)
-        self.running.append(work)
-        return work
+        batch = Batch(requests, level, images, now, now + table.typical(level.profile, images), table)
+        self.running.append(batch)
+        return batch
 
     def weigh(self, level: Level) -> list[float]:
         """For each request that waits: how many images of the most urgent one's size its images amount to."""
@@ -294,11 +305,11 @@ class Desk:
 
         return hopeless
 
-    def finish(self, work: Work, seconds: float | None, now: float) -> None:
+    def finish(self, batch: Batch, seconds: float | None, now: float) -> None:
         """A batch has ended; `seconds` is None where it failed, so that its time says nothing."""
-        self.running.remove(work)
+        self.running.remove(batch)
         if seconds is not None:
-            work.table.observe(work.level.profile, work.images, seconds, now)
+            batch.table.observe(batch.level.profile, batch.images, seconds, now)
         if now - self._reviewed > REVIEW_S:
             self._reviewed = now
             self.levels = levels_of(self.accuracies, self.table)
@@ -310,9 +321,9 @@ class Desk:
             self.table.saw(*found, now)
         return found
 
-    def take_refused(self) -> list[Refusal]:
-        refused, self.refused = self.refused, []
-        return refused
+    def take_rejected(self) -> list[Rejection]:
+        rejected, self.rejected = self.rejected, []
+        return rejected
 
 
 def width(level: Level) -> int:

@@ -17,7 +17,7 @@ from anyprec.serve.scheduling.latency import LatencyTable, measure
 MEASURED = 2.0  # times the SLO: batches that take longer are not timed
 
 
-class Model(Protocol):
+class ServableModel(Protocol):
     """What a scheduler needs of a PackedModel."""
 
     layout: str
@@ -46,8 +46,8 @@ class Model(Protocol):
     ) -> Any: ...
 
 
-def time_model(
-    model: Model,
+def measure_latency(
+    model: ServableModel,
     *,
     slo: float,
     max_batch: int,
@@ -69,11 +69,11 @@ def bits_of(profile: str) -> int | str:
     return int(profile) if profile.isdigit() else profile
 
 
-def accuracies(model: Model) -> dict[str, float | None]:
+def accuracies(model: ServableModel) -> dict[str, float | None]:
     return {profile: model.accuracy(profile) for profile in model.profiles}
 
 
-def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
+def example(model: ServableModel, size: tuple[int, int] | None) -> np.ndarray:
     """One image for timing, (1, ...) in the model's layout."""
     height, width, channels = model.input_shape
     rows, columns = size or model.image_size or (32, 32)
@@ -85,7 +85,7 @@ def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
     return draw.standard_normal((1, *shape), dtype=np.float32)
 
 
-def check_fits(model: Model, x: np.ndarray) -> None:
+def check_fits(model: ServableModel, x: np.ndarray) -> None:
     height, width, channels = model.input_shape
     wanted = (channels, height, width) if model.layout == "NCHW" else (height, width, channels)
     if any(want is not None and want != have for want, have in zip(wanted, x.shape[1:], strict=True)):

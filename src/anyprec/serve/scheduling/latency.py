@@ -1,7 +1,7 @@
 """LatencyTable: seconds that a batch of n images takes at each profile; measured once, then kept up to date.
 
 Comes in: what `measure` (before the first request) and the engine threads time. Goes out: `typical` and `high`, the
-median and an upper quantile of the next run. Pure: `now` is passed in. Called by desk.py, read by policy.py.
+median and an upper quantile of the next run. Pure: `now` is passed in. Called by core.py, read by policy.py.
 
     seconds(profile, n) = cell[profile][n] * drift            batches in between: straight lines
 

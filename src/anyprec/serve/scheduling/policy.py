@@ -1,6 +1,6 @@
 """Policies: which width the next batch runs at, and how many images are in it. Pure; the same in server and simulator.
 
-Comes in: State (the queue, most urgent first; the latency table; now). Goes out: Choice. Called by desk.py.
+Comes in: PolicyInput (the queue, most urgent first; the latency table; now). Goes out: Choice. Called by core.py.
 docs/policy.md tells how `adaptive` decides, why, and what it was measured against.
 """
 
@@ -49,7 +49,7 @@ class Choice:
 
 
 @dataclass
-class State:
+class PolicyInput:
     """What a policy looks at. The queue is not empty."""
 
     now: float
@@ -72,7 +72,7 @@ class State:
 class Policy:
     name = ""
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         """`levels` are those that the most urgent request allows, least accurate first; never empty."""
         raise AssertionError("every policy says how it chooses")
 
@@ -84,11 +84,11 @@ class Policy:
 
 
 class Fixed(Policy):
-    """One width for all (the desk offers no other); the batch is as large as the most urgent deadline permits."""
+    """One width for all (the core offers no other); the batch is as large as the most urgent deadline permits."""
 
     name = "fixed"
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         return Choice(levels[0], largest(state, levels[0]))
 
 
@@ -97,7 +97,7 @@ class AccuracyFirst(Policy):
 
     name = "accuracy"
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         images = state.queue.waiting[0].images
         for level in reversed(levels):
             if state.table.typical(level.profile, images) <= state.slack:
@@ -121,7 +121,7 @@ class Adaptive(Policy):
         self._trail: list[tuple[Situation, float]] = []  # of this busy period, with what a second was worth then
         self._worst = 0.0  # what a second was worth where even the lowest level was too slow
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         situation = min(len(state.queue), CROWD), math.frexp(state.rate)[1]
         price = TRUST * self.price(situation)
         best: Choice | None = None
@@ -174,7 +174,7 @@ class Adaptive(Policy):
         self._trail.clear()
 
 
-def possible_batches(state: State, level: Level, larger: bool) -> list[int]:
+def possible_batches(state: PolicyInput, level: Level, larger: bool) -> list[int]:
     """Batch sizes with which all that waits would end in time at this level, smallest first.
 
     The smallest is enough where time costs nothing: a small batch is soon followed by a new decision, which may go up
@@ -203,7 +203,7 @@ def possible_batches(state: State, level: Level, larger: bool) -> list[int]:
     return found
 
 
-def uniform_fits(state: State, images: int, each: float, first: float) -> bool:
+def uniform_fits(state: PolicyInput, images: int, each: float, first: float) -> bool:
     """Whether batches of so many images, `each` seconds long, come in time for all deadlines. The first is given
     some seconds more, for it is the one that is sure to be run like this."""
     deadlines, engines = state.queue.deadlines, state.engines
@@ -217,7 +217,7 @@ def uniform_fits(state: State, images: int, each: float, first: float) -> bool:
     return True
 
 
-def weighted_fits(state: State, weights: Sequence[float], images: int, each: float, first: float) -> bool:
+def weighted_fits(state: PolicyInput, weights: Sequence[float], images: int, each: float, first: float) -> bool:
     """The same for requests that weigh more or less than one image."""
     start = state.now + state.margin + first
     total, before = sum(weights), 0.0
@@ -229,7 +229,7 @@ def weighted_fits(state: State, weights: Sequence[float], images: int, each: flo
     return True
 
 
-def largest(state: State, level: Level) -> int:
+def largest(state: PolicyInput, level: Level) -> int:
     """As many images as wait, or as still end before the most urgent deadline; at least the most urgent request."""
     row, factor = state.table.rows[level.profile], state.table.drift * state.table.tail
     least = state.queue.waiting[0].images

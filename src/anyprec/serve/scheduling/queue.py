@@ -17,7 +17,7 @@ Kind = Any  # what must be equal for requests to share a batch: shape and dtype 
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     max_batch: int = 32  # images a batch, and a request
     max_queue: int = 1024  # images that wait
     grace: float = 4.0  # a late answer is still given until the deadline + grace * SLO, when nobody else waits

@@ -17,10 +17,10 @@ import numpy as np
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma
-from anyprec.serve.simulation.simulate import Result, Setup, simulate
+from anyprec.serve.simulation.simulate import Setup, SimulationResult, simulate
 
 MOST_SERVERS = 10_000
-Policy = tuple[str, int | str | None]  # its name, and the bits where it is "fixed"
+PolicySetting = tuple[str, int | str | None]  # its name, and the bits where it is "fixed"
 
 
 def fewest_servers(
@@ -29,14 +29,14 @@ def fewest_servers(
     attainment: float = 0.999,
     accuracy: float | None = None,
     seed: int = 0,
-    tell: Callable[[Result], None] | None = None,
-) -> Result:
+    tell: Callable[[SimulationResult], None] | None = None,
+) -> SimulationResult:
     """The run with the fewest servers that keeps this share of requests in time (and this mean accuracy, in percent).
 
     Doubles the fleet until it is enough, then halves the distance: about 2 log2(n) runs.
     """
 
-    def enough(servers: int) -> Result | None:
+    def enough(servers: int) -> SimulationResult | None:
         result = simulate(arrivals, replace(setup, servers=servers), seed)
         if tell is not None:
             tell(result)
@@ -97,8 +97,8 @@ def highest_rate(
 class Cell:
     load: float  # times the base rate
     cv2: float
-    policy: Policy
-    result: Result
+    policy: PolicySetting
+    result: SimulationResult
 
     def record(self) -> dict[str, object]:
         return {"load": self.load, "cv2": self.cv2, **self.result.record()}
@@ -109,7 +109,7 @@ def grid(
     base: float,
     loads: Sequence[float],
     cv2s: Sequence[float],
-    policies: Sequence[Policy],
+    policies: Sequence[PolicySetting],
     requests: int = 20_000,
     seed: int = 1,
 ) -> Iterable[Cell]:
