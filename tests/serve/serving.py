@@ -22,7 +22,8 @@ from anyprec.format import Graph, GraphProfile, Op, Weight, nested_planes, write
 from anyprec.run.model import load
 from anyprec.serve.connections.connection import ConnectionLimits
 from anyprec.serve.connections.server import DrainTimes, Server, Tls, is_local, listen, new_loop
-from anyprec.serve.http.app import App, RequestLimits, make_app
+from anyprec.serve.http.app import App, make_app
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import Keys
 from anyprec.serve.models import ModelRepository, Settings, make_scheduler
 from anyprec.serve.scheduling.queue import QueueLimits

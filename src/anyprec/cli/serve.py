@@ -16,7 +16,8 @@ from anyprec.serve.connections.cores import Cores, keep_to, split_cores
 from anyprec.serve.connections.server import DrainTimes, Server, Tls, address_of, is_local, listen, listen_unix
 from anyprec.serve.connections.server import run as run_server
 from anyprec.serve.connections.table import Network, network_of
-from anyprec.serve.http.app import RequestLimits, make_app
+from anyprec.serve.http.app import make_app
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import Keys, is_readable_by_all, read_keys
 from anyprec.serve.models import ModelRepository, Settings, named_paths
 from anyprec.serve.monitoring.logs import LEVELS, log, set_up

@@ -15,7 +15,7 @@ from serving import ask, images, infer, process, running
 
 from anyprec.serve.connections.connection import ConnectionLimits
 from anyprec.serve.connections.server import raise_file_limit
-from anyprec.serve.http.app import RequestLimits
+from anyprec.serve.http.bodies import RequestLimits
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from serving import expected, images, infer, output, running
 
 from anyprec.serve.connections.connection import ConnectionLimits
-from anyprec.serve.http.app import RequestLimits
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.models import Settings
 
 
@@ -36,9 +36,9 @@ def tough(model_path):
 def still_well(tough, model_path):
     yield
     end = time.monotonic() + 20
-    while (tough.app.held or tough.server.server_state.tasks) and time.monotonic() < end:
+    while (tough.app.bodies.held or tough.server.server_state.tasks) and time.monotonic() < end:
         time.sleep(0.02)
-    assert tough.app.held == 0 and not tough.server.server_state.tasks
+    assert tough.app.bodies.held == 0 and not tough.server.server_state.tasks
     x = images(2)
     reply = infer(tough.port, x, bits=4)
     assert reply.status == 200

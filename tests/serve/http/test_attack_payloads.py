@@ -30,7 +30,7 @@ from anyprec.run.images import image_file
 from anyprec.run.model import load
 from anyprec.serve.connections.server import DrainTimes
 from anyprec.serve.http import worker_main
-from anyprec.serve.http.app import RequestLimits
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.models import Settings
 from anyprec.serve.scheduling.queue import QueueLimits
@@ -152,7 +152,7 @@ def test_clients_that_leave_in_the_middle_of_a_large_answer(mask_path):
                 client.sendall(start.encode() + head + bytes(3 * 256 * 256))
                 assert b"200" in client.recv(1000)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wait_for(lambda: not found.server.server_state.tasks and found.app.held == 0)
+        wait_for(lambda: not found.server.server_state.tasks and found.app.bodies.held == 0)
         assert ask_mask(found.port, np.zeros((1, 3, 8, 8), np.uint8)).status == 200
 
 
@@ -188,7 +188,7 @@ def test_outputs_count_among_the_bytes_held(mask_path):
         for thread in threads:
             thread.join()
         assert set(replies) == {200, 503}
-        wait_for(lambda: found.app.held == 0)
+        wait_for(lambda: found.app.bodies.held == 0)
 
 
 def test_many_labels_are_written_aside(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from serving import ask, running
 
-from anyprec.serve.http.app import RequestLimits
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.http.openapi import describe
 

@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
     ) -> None:
         limits = limits or ConnectionLimits()
         self.table = ConnectionTable(limits.connections, limits.per_address or max(1, limits.connections // 2), trusted)
-        app.make_room = self.table.make_room
+        app.bodies.make_room = self.table.make_room
         own = {"limits": limits, "table": self.table, "on_refused": staticmethod(app.metrics.turn_away)}
         self.kind: Any = type("Connection", (Connection,), own)
         self.control_kind: Any = type("ControlConnection", (self.kind,), {"control": True})

@@ -50,7 +50,7 @@ def check_answer(app: App, http: HttpExchange, call: InferRequest, loaded: Loade
         raise HttpError(
             413, f"the outputs would have {floats:,} bytes; at most {app.limits.held:,} are held (--max-held)"
         )
-    app.hold(http, floats)
+    app.bodies.hold(http, floats)
 
 
 async def send_answer(

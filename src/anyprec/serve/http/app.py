@@ -15,18 +15,16 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
-from anyprec.preprocessing import MAX_PIXELS
 from anyprec.serve.http.answers import check_answer, send_answer
+from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
     DISCARD_S,
     GONE,
     JSON,
-    LOCAL_HOST,
     ClientGone,
     Header,
     HttpExchange,
@@ -35,13 +33,10 @@ from anyprec.serve.http.exchange import (
     Send,
     discard,
     disconnected,
-    inflate,
-    is_forwarded,
-    key_of,
     length_header,
     to_json,
 )  # fmt: skip
-from anyprec.serve.http.keys import OWNER, Keys
+from anyprec.serve.http.keys import Keys
 from anyprec.serve.http.protocol import HttpError, InferRequest
 from anyprec.serve.http.readers import Readers
 from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepository, Settings, make_scheduler
@@ -53,20 +48,6 @@ from anyprec.serve.scheduling.queue import Request
 from anyprec.serve.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What one client, or all together, may ask of the server's memory."""
-
-    body: int = 16 << 20  # bytes, after decompression too
-    json: int = 4 << 20  # bytes of JSON: parsing holds up everybody else, 30 to 60 ms a MB
-    held: int = 512 << 20  # bytes of all bodies at once
-    image_pixels: int = MAX_PIXELS
-    image_s: float = 5.0  # to decode a posted image
-    aside: int = 64  # compressed bodies that wait for a thread
-    streams: int = 64  # pages that watch
-    answer_json: int = 64 << 20  # bytes of numbers in an answer, as JSON
 
 
 class Outbox:
@@ -109,13 +90,9 @@ class App:
         self.limits = limits or RequestLimits()
         self.local, self.log_requests = local, log_requests
         self.draining = False
-        self.held = 0  # bytes of bodies in memory
-        self.aside = 0  # jobs handed to the pool
+        self.bodies = BodyReader(self.limits)
         self.streams = 0
-        # Gives up unfinished bodies for others; the server knows which (connection_table.py).
-        self.make_room: Callable[[int, int, str], bool] = lambda size, bound, asking: False
         self._looked = 0  # the second in which `look` last did
-        self.pool = ThreadPoolExecutor(2, "anyprec-aside")
         self.readers = Readers(self.limits.image_s, metrics.killed.inc)
         self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # large answers become JSON here, a piece at a time
         self._ids = itertools.count(1)
@@ -171,7 +148,7 @@ class App:
                 raise  # half an answer: the connection is closed
             await http.respond_json({"error": f"internal error; request {http.id.decode()}"}, 500)
         finally:
-            self.held -= http.held
+            self.bodies.release(http)
             self._count(http)
             if self.log_requests:
                 self._log(http)
@@ -235,104 +212,8 @@ class App:
     def close(self, timeout_s: float | None = 30.0) -> None:
         self.models.close(timeout_s)
         self.readers.close()
-        for pool in (self.pool, self.writers):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    # --- who may ---
-
-    def authorize(self, http: HttpExchange, control: bool) -> None:
-        keys = self.keys
-        own = http.by_socket and not is_forwarded(http.headers)
-        http.caller = caller = OWNER if own else keys.caller(key_of(http.headers))
-        if keys.api and caller.name is None:
-            raise unauthorized()
-        if not control or caller.control:
-            return
-        if keys.control:
-            if caller.name is None:
-                raise unauthorized()
-            raise HttpError(403, "this needs a control key, and the key given is not one")
-        if keys.api or not self.local:
-            raise HttpError(
-                403, "control is closed here: start the server with --control-key-file or --control-socket"
-                + ("" if keys.api else ", or on your own machine with --local-control"),
-            )  # fmt: skip
-        # Without keys, neither a proxy's clients nor a web page elsewhere may pass for this machine's own programs.
-        host = http.headers.get(b"host", b"").decode("latin-1")
-        origin = http.headers.get(b"origin")
-        other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host
-        if is_forwarded(http.headers) or not LOCAL_HOST.fullmatch(host) or other_page:
-            raise HttpError(
-                403, "control without a key is for pages and programs of this machine alone, and not by way of a proxy"
-            )
-
-    # --- bodies ---
-
-    def hold(self, http: HttpExchange, size: int) -> None:
-        if self.held + size > self.limits.held:
-            http.discard = True
-            raise Overloaded("the server holds as many bytes of requests as it may; try again", retry_after=1.0)
-        self.held += size
-        http.held += size
-
-    async def hold_more(self, http: HttpExchange, size: int) -> None:
-        """Where memory is short, unfinished bodies that come too slowly make way."""
-        asking = getattr(http.state, "address", "")
-        if self.held + size > self.limits.held and self.make_room(size, self.limits.held, asking):
-            for _ in range(20):  # their tasks end within a few turns of the loop
-                if self.held + size <= self.limits.held:
-                    break
-                await asyncio.sleep(0)
-        self.hold(http, size)
-
-    async def body(self, http: HttpExchange) -> bytes:
-        """The whole body, decompressed. Bytes count when they have come: a length that is declared reserves nothing."""
-        most = self.limits.body
-        declared = http.headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > most:
-            http.discard = True
-            raise HttpError(413, f"the body has {int(declared):,} bytes; at most {most:,} are taken")
-        body = await self._receive(http)
-        encoding = http.headers.get(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            body = await self._decompress(http, body, encoding.strip().lower())
-        return body
-
-    async def _receive(self, http: HttpExchange) -> bytes:
-        whole: bytes | bytearray = b""
-        while True:
-            message = await http.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            piece: bytes = message.get("body", b"")
-            more = bool(message.get("more_body"))
-            if len(whole) + len(piece) > self.limits.body:
-                http.discard = more
-                raise HttpError(413, f"the body has over {self.limits.body:,} bytes, more than are taken")
-            await self.hold_more(http, len(piece))
-            if not whole and not more:
-                return piece
-            whole = whole or bytearray()
-            whole += piece
-            if not more:
-                return bytes(whole)
-
-    async def _decompress(self, http: HttpExchange, body: bytes, encoding: bytes) -> bytes:
-        if encoding not in (b"gzip", b"deflate"):
-            raise HttpError(415, "content-encoding must be gzip or deflate", ((b"accept-encoding", b"gzip, deflate"),))
-        found = await self.in_pool(inflate, body, encoding == b"gzip", self.limits.body)
-        self.hold(http, len(found))
-        return found
-
-    async def in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Work that would hold up the loop, in one of the pool's threads."""
-        if self.aside >= self.limits.aside:
-            raise Overloaded("too many compressed bodies at once; try again", retry_after=1.0)
-        self.aside += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
-        finally:
-            self.aside -= 1
+        self.bodies.close()
+        self.writers.shutdown(wait=False, cancel_futures=True)
 
     # --- inference ---
 
@@ -353,7 +234,7 @@ class App:
         return await work(self.loaded(http))
 
     async def infer(self, http: HttpExchange) -> None:
-        body = await self.body(http)
+        body = await self.bodies.read(http)
         arrived = http.arrived()
         header_length = length_header(http.headers)
         if (len(body) if header_length is None else min(header_length, len(body))) > self.limits.json:
@@ -450,7 +331,3 @@ def request_of(app: App, http: HttpExchange, call: InferRequest, arrived: float)
     return Request(
         call.x, arrived + deadline_s, bits=call.bits, min_bits=call.min_bits, client=http.client, arrived=arrived
     )
-
-
-def unauthorized() -> HttpError:
-    return HttpError(401, "an API key is needed: Authorization: Bearer KEY", ((b"www-authenticate", b"Bearer"),))

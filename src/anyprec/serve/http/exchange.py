@@ -72,6 +72,11 @@ class HttpExchange:
         address = self.scope.get("client")
         return address[0] if address else ""
 
+    def model(self) -> ServedModel:
+        """Of a path that names one: routes.py has found it."""
+        assert self.served is not None
+        return self.served
+
     def arrived(self) -> float:
         """When the last byte of the request came; first asked for when the body is read."""
         if self.came is None:

@@ -56,7 +56,10 @@ def open_image(body: bytes, max_pixels: int) -> Any:
 
     kind = next((kind for magic, kind in MAGIC.items() if body.startswith(magic)), None)
     if kind is None:
-        raise HttpError(415, "the body is neither a JPEG nor a PNG file")
+        raise HttpError(
+            415,
+            "the body is neither a JPEG nor a PNG file; send the file itself, as curl --data-binary @photo.jpg does",
+        )
     try:
         check_bytes(body, max_pixels)
         image = Image.open(io.BytesIO(body), formats=[kind])
