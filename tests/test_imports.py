@@ -21,6 +21,7 @@ TORCH_PARTS = {"cli", "nn", "training", "analysis", "zoo", "packing", "post_trai
 # `nn`, `training` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
 MAY_IMPORT = {
     "arguments": set(),
+    "colors": set(),
     "errors": set(),
     "widths": set(),
     "files": set(),
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "__init__": set(),
 }  # fmt: skip
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "_native"}  # the commands: nothing but __main__ imports them
-FOR_ALL = {"arguments", "errors", "files", "preprocessing", "widths", "__init__"}
+FOR_ALL = {"arguments", "colors", "errors", "files", "preprocessing", "widths", "__init__"}
 
 
 def part_of(path: Path) -> str:
