@@ -30,35 +30,35 @@ from anyprec.serve.scheduling.policy import (
 )
 from anyprec.serve.scheduling.queue import Kind, Queue, QueueLimits, Request, expiry
 
-RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
-MOST_SHAPES = 64  # image sizes with a table of their own
-MOST_WEIGHED = 128  # requests looked at where they differ in size or bits: what comes after is decided later
-REVIEW_S = 5.0  # how often it is asked which profiles are worth having, as their times change
-LATE_SHARE = 0.25  # of the SLO: how long those who are late anyway may hold up those who may still come
+RATE_WINDOW = 0.5  # seconds over which the arrival rate is averaged; 50 times the SLO where that is longer
+MOST_SHAPES = 64  # image sizes with a latency table of their own
+MOST_WEIGHED = 128  # requests a policy looks at where they differ in size or bits
+REVIEW_S = 5.0  # between two updates of the levels, as measured times change
+LATE_SHARE = 0.25  # longest batch of already-late requests, as a fraction of the SLO
 
 Rejection = tuple[Request, Exception]
 
 
 @dataclass(eq=False)
 class Batch:
-    """One batch: who is in it, at which level, when it began and is expected to end."""
+    """One batch: its requests and level, when it began and when it should end."""
 
     requests: list[Request]
     level: Level
     images: int
     began: float
     ends: float
-    table: LatencyTable  # where its time goes, even if another model has come meanwhile
-    gone: set[Request] = field(default_factory=set)  # whose clients went away while it ran
+    table: LatencyTable  # that its time updates, even if the model was replaced meanwhile
+    gone: set[Request] = field(default_factory=set)  # requests whose clients went away while it ran
 
     @property
     def expires(self) -> float:
-        """When nobody wants its answers any more."""
+        """When the last of its requests expires."""
         return max(expiry(request) for request in self.requests)
 
 
 class ArrivalRate:
-    """Images a second, over a window that forgets exponentially."""
+    """Images a second, as an exponentially weighted average."""
 
     def __init__(self, window: float) -> None:
         self.window = window
@@ -74,10 +74,11 @@ class ArrivalRate:
 
 
 class SchedulerCore:
-    """One model's requests and engines. `accuracies` are the file's, in percent, None where it has none.
+    """The requests and running batches of one model. Not thread-safe.
 
-    margin: seconds kept back from every deadline, for the way of the answer to the client. shape: of the images that
-    the table was measured with. Not thread-safe.
+    accuracies: by profile, in percent; None where the model file has none.
+    margin: seconds kept back from every deadline, for sending the answer.
+    shape: of one image that the table was measured with.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class SchedulerCore:
     def set_table(
         self, accuracies: Mapping[str, float | None], table: LatencyTable, shape: tuple[int, ...] | None = None
     ) -> None:
-        """A new model. What waits is kept; the caller sees to requests that the new model cannot run."""
+        """Use another model. Queued requests stay; the caller removes those that the new model cannot run."""
         self.accuracies, self.table, self.shape = dict(accuracies), table, shape
         self._reviewed = -math.inf
-        self.tables: dict[tuple[int, ...], LatencyTable] = {}  # of images of other sizes
+        self.tables: dict[tuple[int, ...], LatencyTable] = {}  # for images of other sizes
         self.levels = levels_of(accuracies, table)
         self.all_levels = {level.profile: level for level in self.levels}
         for profile in table.profiles:
@@ -136,7 +137,7 @@ class SchedulerCore:
         return level
 
     def allowed(self, request: Request) -> Sequence[Level]:
-        """Levels that this request may run at, least accurate first; raises UnsupportedBits where there is none."""
+        """Levels this request may run at, least accurate first; raises UnsupportedBits where there is none."""
         if request.bits is not None:
             return (self.find_level(request.bits),)
         least = request.min_bits
@@ -147,7 +148,7 @@ class SchedulerCore:
         elif least <= 1:
             return self.levels
         levels = [level for level in self.levels if width(level) >= least]
-        if not levels:  # only widths that a narrower one beats, or float
+        if not levels:  # only float, or widths slower and less accurate than a narrower one
             wide = [level for level in self.all_levels.values() if width(level) >= least]
             if not wide:
                 raise UnsupportedBits(
@@ -157,7 +158,7 @@ class SchedulerCore:
         return levels if self.bits is None else levels[:1]
 
     def table_for(self, kind: Kind) -> LatencyTable:
-        """The times of images of this shape; those never seen are guessed from their number of elements."""
+        """The latency table for images of this shape; for a new shape, estimated from its number of elements."""
         if kind is None or self.shape is None or kind[0] == self.shape:
             return self.table
         table = self.tables.get(kind[0])
@@ -170,7 +171,7 @@ class SchedulerCore:
     # --- Requests in ----------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request, now: float) -> None:
-        """Let a request wait. Raises Overloaded or UnsupportedBits; whom it displaces goes to `rejected`."""
+        """Queue a request. Raises Overloaded or UnsupportedBits; requests it displaces are added to `rejected`."""
         level = self.allowed(request)[0]
         self.rate.add(request.images, now)
         if request.expires is None:
@@ -179,7 +180,7 @@ class SchedulerCore:
         while (late := self.lateness(request, level, now)) > 0:
             victim = self.queue.greediest(request.client, request.images)
             if victim is None:
-                for other in victims:  # nobody gained by their going
+                for other in victims:  # dropping them was not enough
                     self.queue.add(other)
                 self._refuse(request, level, late, now)
             self.queue.remove(victim)
@@ -189,7 +190,7 @@ class SchedulerCore:
 
     def _refuse(self, request: Request, level: Level, late: float, now: float) -> NoReturn:
         alone = self.table_for(request.kind).typical(level.profile, request.images)
-        if now + alone <= request.deadline:  # else no policy could have helped, and prices shall not learn from it
+        if now + alone <= request.deadline:  # otherwise no policy could have met it, so there is nothing to learn
             self.policy.missed()
         clients = self.queue.clients
         share = self.queue.images / max(1, len(clients))
@@ -201,9 +202,9 @@ class SchedulerCore:
         )
 
     def lateness(self, request: Request, level: Level, now: float) -> float:
-        """Seconds by which a request would miss its deadline at its lowest width, behind all that is more urgent.
+        """Seconds by which a request would miss its deadline at its lowest level, after all more urgent requests.
 
-        Positive as well where the queue is full. An idle server tries every request: its table may be wrong.
+        Also positive where the queue is full. An idle server accepts every request, since its table may be wrong.
         """
         queue = self.queue
         if queue.images + request.images > self.limits.max_queue:
@@ -225,9 +226,9 @@ class SchedulerCore:
         return self.allowed(request)[0]
 
     def share(self, requests: Sequence[Request]) -> float:
-        """Seconds that these requests take one engine at their lowest widths, in full batches."""
+        """Engine seconds for these requests at their lowest levels, in full batches."""
         most = self.limits.max_batch
-        each: dict[tuple[object, ...], float] = {}  # seconds an image, by what they depend on
+        each: dict[tuple[object, ...], float] = {}  # seconds per image, by bits and shape
         total = 0.0
         for request in requests:
             key = (request.bits, request.min_bits, request.kind)
@@ -237,7 +238,7 @@ class SchedulerCore:
         return total
 
     def drain(self, table: LatencyTable, level: Level, images: int) -> float:
-        """Seconds that so many images take one engine at this level, in batches as large as can be."""
+        """Engine seconds for this many images at this level, in the largest batches allowed."""
         most = self.limits.max_batch
         whole, rest = divmod(images, most)
         return whole * table.typical(level.profile, most) + (table.typical(level.profile, rest) if rest else 0.0)
@@ -284,7 +285,7 @@ class SchedulerCore:
         return batch
 
     def weigh(self, level: Level) -> list[float]:
-        """For each request that waits: how many images of the most urgent one's size its images amount to."""
+        """The cost of each queued request at this level, in images of the most urgent request's size."""
         requests = self.queue.waiting[:MOST_WEIGHED]
         one = self.table_for(requests[0].kind).typical(level.profile, 1)
         each: dict[tuple[object, ...], float] = {}
@@ -306,7 +307,7 @@ class SchedulerCore:
         return hopeless
 
     def finish(self, batch: Batch, seconds: float | None, now: float) -> None:
-        """A batch has ended; `seconds` is None where it failed, so that its time says nothing."""
+        """A batch has ended after `seconds`; None where it failed and its time must not update the table."""
         self.running.remove(batch)
         if seconds is not None:
             batch.table.observe(batch.level.profile, batch.images, seconds, now)
@@ -315,7 +316,7 @@ class SchedulerCore:
             self.levels = levels_of(self.accuracies, self.table)
 
     def stale(self, now: float, longest: float) -> tuple[str, int] | None:
-        """A profile and batch that should be timed again, where that takes no more than `longest` seconds."""
+        """A profile and batch size due to be timed again, if one run takes at most `longest` seconds."""
         found = self.table.stale(now, (level.profile for level in self.levels), longest)
         if found is not None:
             self.table.saw(*found, now)
@@ -327,18 +328,18 @@ class SchedulerCore:
 
 
 def width(level: Level) -> int:
-    """For min_bits: a mixed profile counts as 1, since some of its layers may be."""
+    """The width that min_bits is compared with. A mixed profile counts as 1, since some layers may have 1 bit."""
     return int(level.profile) if level.profile.isdigit() else 1
 
 
 def over_share(slo: float) -> Overloaded:
     return Overloaded(
-        "given up for other clients, who have fewer requests waiting; send fewer at once",
+        "dropped in favor of clients with fewer queued requests; send fewer at once",
         retry_after=slo,
         over_share=True,
     )
 
 
 def default_margin(slo: float) -> float:
-    """Seconds kept back from every deadline for the way in and out and for hiccups, unless it is set."""
+    """Seconds kept back from every deadline for transfer and hiccups, unless a margin is given."""
     return min(0.005, 0.1 * slo)

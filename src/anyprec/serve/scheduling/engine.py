@@ -1,6 +1,6 @@
-"""What a scheduler needs of a model: how it is called, how long that takes, and whether an input fits it.
+"""ServableModel: what a scheduler needs of a model; measuring its latency table; checking inputs against it.
 
-PackedModel (anyprec.run.model) has this call surface, and so have the fakes of the tests. Called by scheduler.py.
+PackedModel (anyprec.run.model) has this interface, and so have the fakes of the tests. Used by scheduler.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from anyprec.progress import Progress
 from anyprec.run.model import CancelToken, all_finite
 from anyprec.serve.scheduling.latency import LatencyTable, measure
 
-MEASURED = 2.0  # times the SLO: batches that take longer are not timed
+MEASURED = 2.0  # batches that take longer than this many SLOs are not timed
 
 
 class ServableModel(Protocol):
-    """What a scheduler needs of a PackedModel."""
+    """The part of PackedModel that a scheduler uses."""
 
     layout: str
 
@@ -56,7 +56,7 @@ def measure_latency(
     seconds: float = 3.0,
     progress: Progress | None = None,
 ) -> LatencyTable:
-    """Measure a model's latency table, in about so many seconds."""
+    """Measure a model's latency table, for about `seconds`; this prepares the engine's weights as well."""
     image = example(model, size)
 
     def run(profile: str, batch: int) -> None:
@@ -93,5 +93,5 @@ def check_fits(model: ServableModel, x: np.ndarray) -> None:
         raise InputError(f"input has shape {x.shape}; this model takes (n, {text}), {model.layout}")
     if x.dtype == np.uint8 and not model.takes_uint8:
         raise InputError("input is uint8; this model does not say how bytes become floats: give float32")
-    if not all_finite(x):  # here, for requests of others share the batch
+    if not all_finite(x):  # checked here, since other clients' requests share the batch
         raise InputError("the input has NaN or infinity in it; repair the images first")

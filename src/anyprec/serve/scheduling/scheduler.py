@@ -235,8 +235,8 @@ class Scheduler:
                     self._run(model, batch)
                 elif probe is not None:
                     self._probe(model, *probe)
-            except Exception:  # a mistake of ours; with the thread everyone's answers would be gone
-                log.exception("the engine thread had an accident")
+            except Exception:  # our mistake; without this thread nobody would be answered
+                log.exception("internal error in an engine thread")
             finally:
                 with self._lock:
                     if batch is not None:
@@ -259,16 +259,16 @@ class Scheduler:
             outcomes = list(self._answers(batch, outputs, began, ended))
         except Cancelled:
             ended = self.clock()
-            # How long it would have taken is not known. That it was too long must be, or the same is tried again.
+            # Its full time is unknown. If it exceeded what was expected, the table must learn, or we try the same again.
             failed = ended <= batch.ends
             outcomes = [self._why_cancelled()] * len(requests)
-        except Exception as error:  # the model's trouble is its callers' to know; the thread lives on
+        except Exception as error:  # the callers get the model's error; the thread goes on
             log.exception("a batch of %d images failed at %s bit", batch.images, batch.level.profile)
             ended, failed = self.clock(), True
             outcomes = [error] * len(requests)
         try:
             with self._lock:
-                # From the decision to now: what a batch costs beside its run counts too.
+                # From the decision to now, so that the overhead of a batch counts too.
                 self._core.finish(batch, None if failed else ended - batch.began, ended)
                 self._stats.cancelled_runs += isinstance(outcomes[0], (Expired, Draining))
                 self._stats.ran(batch.level.profile, ended - began, chosen=requests[0].bits is None)
@@ -288,7 +288,7 @@ class Scheduler:
         return Expired("its deadline passed while it ran")
 
     def _probe(self, model: ServableModel, profile: str, batch: int) -> None:
-        """Time a cell of the table that no request has used for long, while nobody waits."""
+        """Time a cell of the table that no request has used for a while, when the queue is empty."""
         began = self.clock()
         try:
             x = np.repeat(example(model, self.image_size), batch, axis=0)
@@ -322,7 +322,7 @@ class Scheduler:
     def _deliver(self, pairs: list[tuple[Done | None, Outcome]]) -> None:
         try:
             self.deliver([(done, outcome) for done, outcome in pairs if done is not None])
-        except Exception:  # the event loop may be gone; the engine is not
+        except Exception:  # the event loop may have ended before the engine
             log.exception("%d answers could not be delivered", len(pairs))
 
     # --- Settings -------------------------------------------------------------------------------------------------
