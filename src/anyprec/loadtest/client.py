@@ -1,10 +1,10 @@
-"""An open-loop load generator: requests leave at times fixed beforehand, whether or not earlier ones were answered.
+"""Open-loop load generator: requests are sent at planned times, whether or not earlier ones were answered.
 
     outcome = send(LoadPlan(host, port, messages), times)
 
-Latency is counted from the planned time, so a server that stalls is charged for every request that should have
-been sent meanwhile (no coordinated omission). One thread, plain sockets, no event loop library: about 60 microseconds
-of CPU a request, since the generator often shares its cores with the server it measures.
+Latency is counted from the planned time, so a server that stalls is charged for every request that should have been
+sent meanwhile (no coordinated omission). One thread with plain sockets takes about 60 us of CPU per request: the
+generator often shares its cores with the server it measures.
 Called by processes.py and bench/serve.py.
 """
 
@@ -28,20 +28,20 @@ from anyprec.loadtest import wire
 from anyprec.loadtest.outcome import BROKEN, OK, UNANSWERED, LoadOutcome
 from anyprec.loadtest.poller import READ, WRITE, poller
 
-clock = time.perf_counter  # of the whole machine, so that processes can agree on a start
-BURST = 32  # sends before answers are looked at again
-LOOK_S = 0.1  # how often time-outs are looked for, and `tick` called
+clock = time.perf_counter  # the same in all processes, so that they can agree on a start
+BURST = 32  # sends before we read answers again
+LOOK_S = 0.1  # between checks for timeouts and calls of `tick`
 CHUNK = 1 << 16
 NEVER = float("nan")
 Tick = Callable[[float], None]
-DIGITS = re.compile(r"\d+(\.\d+)?")  # errors that differ in a number alone are counted as one
+DIGITS = re.compile(r"\d+(\.\d+)?")  # errors that differ only in a number are counted together
 NOT_ALLOWED = "not allowed to run in real time; the load was sent as usual"
 CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Everything but the times."""
+    """What to send, where and how; the times are given to `send`."""
 
     host: str
     port: int
@@ -49,8 +49,8 @@ class LoadPlan:
     timeout_s: float = 10.0
     connections: int = 4  # opened before the start; more are opened whenever all are busy
     limit: int = 4096  # connections at once; beyond it requests wait, which is reported
-    keep_outputs: bool = False  # the bytes of the answers, for those who know the right ones
-    real_time: bool = False  # before all other programs of the machine, where the system allows it
+    keep_outputs: bool = False  # keep the bytes of the answers, to check them
+    real_time: bool = False  # with real-time priority, where the system allows it
     first: int = 0
     stride: int = 1  # between the messages of consecutive requests: each of 2 processes sends every other one
 
@@ -64,9 +64,9 @@ class ClientConnection:
         self.request = -1  # the one in flight; -1: idle
         self.since = 0.0
         self.unsent: memoryview | None = None
-        self.data: bytearray | None = None  # an answer that is not complete yet
-        self.more = 0  # how long `data` must be before it is looked at again
-        self.used = False  # has answered before: the server may have closed it since
+        self.data: bytearray | None = None  # of an incomplete answer
+        self.more = 0  # length of `data` at which it is parsed again
+        self.used = False  # has answered before, so the server may have closed it since
 
 
 class Sender:
@@ -88,7 +88,7 @@ class Sender:
         self.notes: dict[str, int] = {}
         self.poller = poller()
         self.all: dict[int, ClientConnection] = {}  # by file number
-        self.idle: list[ClientConnection] = []  # the last used is used next: the rest may grow cold and be closed
+        self.idle: list[ClientConnection] = []  # used last in, first out: the others may be closed by the server
         self.waiting: deque[int] = deque()  # requests that found the pool at its limit
         self.again: set[int] = set()  # requests that were sent a second time
         self.left = count
@@ -100,7 +100,7 @@ class Sender:
         self.family, self.address = found[0], found[4]
 
     def warm(self) -> None:
-        """Open the first connections. A server that is not there shows here, not a thousand times later."""
+        """Open the first connections; fails here, once, if there is no server."""
         for _ in range(min(self.plan.connections, self.plan.limit)):
             try:
                 sock = socket.create_connection((self.plan.host, self.plan.port), timeout=self.plan.timeout_s)

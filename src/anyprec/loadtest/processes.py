@@ -1,4 +1,4 @@
-"""The same load from several processes, for more requests than one can send. Called by cli_load.py.
+"""The same load from several processes, for more requests than one can send. Called by cli/loadtest.py.
 
 Each sends every n-th request at its own time; the clock they share is the machine's, so that the whole is one load.
 """

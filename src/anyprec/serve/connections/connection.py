@@ -26,13 +26,11 @@ from anyprec.serve.monitoring.logs import log
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """How long, how many, how large: of connections."""
+    """Limits on connections: times, number and sizes."""
 
     header_s: float = 10.0  # to send a request's headers
-    body_s: float = (
-        30.0  # without BODY_RATE: what comes faster makes up for pauses, but never for longer ones than this
-    )
-    write_s: float = 30.0  # to take some of an answer
+    body_s: float = 30.0  # longest that a body may fall behind BODY_RATE
+    write_s: float = 30.0  # for the client to read part of an answer
     idle_s: float = 75.0  # between two requests
     connections: int = 1024
     per_address: int | None = None  # of them; None: half
@@ -41,9 +39,9 @@ class ConnectionLimits:
 
 
 BODY_RATE = 16 << 10  # bytes a second
-HURRY_S = 1.0  # a request that is so late makes way where places or memory are wanted
-HURRY_WRITE_S = 5.0  # an answer of which nothing was taken for so long, likewise
-PIPELINED = 128  # requests of one connection that wait for their answer
+HURRY_S = 1.0  # a request this late may be dropped when places or memory are short
+HURRY_WRITE_S = 5.0  # likewise an answer of which nothing was read for this long
+PIPELINED = 128  # unanswered requests per connection
 HEALTH = (b"/v2/health/live", b"/v2/health/ready")
 HOST = re.compile(rb"([\w.~!$&'()*+,;=%-]*|\[[0-9A-Fa-fv:.]+\])(:[0-9]{0,5})?", re.ASCII)
 NOT_HTTP = (400, "this is not an HTTP request")
@@ -66,7 +64,7 @@ class RequestState:
 
 
 class Connection(HttpToolsProtocol):
-    """A server makes a subclass of its own, which holds these."""
+    """Each server makes a subclass with its own values of these."""
 
     limits = ConnectionLimits()
     table = ConnectionTable(1024, 512)
@@ -191,7 +189,7 @@ class Connection(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def check_head(self) -> None:
-        """What the parser lets pass although another server might read it in another way."""
+        """Refuse what the parser accepts but another server might read differently."""
         version = self.version()
         if version not in ("1.1", "1.0"):
             self.stop(505, "HTTP/1.1 and HTTP/1.0 are spoken here")
@@ -287,7 +285,7 @@ class Connection(HttpToolsProtocol):
     # --- called by the server and the table ---
 
     def is_slow(self, now: float) -> bool:
-        """Late enough to make way for others, not late enough to be refused for it."""
+        """Late enough to be dropped for others, not late enough to be refused outright."""
         if self.unsent_since is not None and now - self.unsent_since > HURRY_WRITE_S:
             return True
         if self.since is None or self.flow.read_paused:

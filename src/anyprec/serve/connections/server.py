@@ -1,7 +1,7 @@
-"""The running server: an application and a socket in; requests answered until a signal comes, then a drained end.
+"""Server: serves an application on a socket until a signal comes, then drains and ends.
 
-SIGTERM and SIGINT: no new connections, what was accepted is answered, exit code 0. SIGHUP: keys, certificate and
-replaced model files are read anew. Called by cli_serve.py; uvicorn does HTTP (connection.py), uvloop the waiting.
+SIGTERM and SIGINT: accept no new connections, answer all accepted requests, exit with 0. SIGHUP: reload keys,
+certificate and replaced model files. Called by cli/serve.py; uvicorn does HTTP (connection.py), uvloop the waiting.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from anyprec.serve.connections.table import ConnectionTable, Network
 from anyprec.serve.http.app import App
 from anyprec.serve.monitoring.logs import log
 
-BACKLOG = 2048  # connections the kernel holds for us: a thousand may come in the same moment
-SWITCH_S = 2e-4  # the engine's thread gives the interpreter back this soon: at most 0.2 ms of an answer's time
-GRACE_S = 0.25  # at the end: what clients sent before they could know
-CLOSE_S = 7.0  # behind the drain timeout: what is left is given up, and then the process ends, whatever still runs
+BACKLOG = 2048  # connections queued by the kernel: a thousand may arrive at once
+SWITCH_S = 2e-4  # the engine's thread gives up the GIL this soon: at most 0.2 ms per answer
+GRACE_S = 0.25  # at the end, for requests sent before clients could know
+CLOSE_S = 7.0  # after the drain timeout, until the process ends whatever still runs
 SWEEP = 5  # ticks of 0.1 s
 # Full garbage collections stop the event loop, for 50 ms where a thousand connections are open. Requests leave no
 # cycles behind, so there is little to find: we look when few are open, and now and then in any case.
@@ -45,7 +45,7 @@ COLLECT_ANYWAY_S = 600.0
 
 @dataclass(frozen=True)
 class DrainTimes:
-    delay_s: float = 0.0  # not ready, but still serving: for a balancer to notice
+    delay_s: float = 0.0  # still serving, but not ready, so that a balancer notices
     timeout_s: float = 30.0
 
 
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
         self.drain_times = drain_times or DrainTimes()
         self.on_hangup, self.on_ready = on_hangup, on_ready
         self.servers: list[Any] = []
-        self.unanswered = 0  # requests given up at the end
+        self.unanswered = 0  # requests dropped at the end
         self.end_within: Callable[[float], None] = lambda seconds: None  # `run` ends the process
         self.collected = time.monotonic()
         self._wake: asyncio.Event | None = None

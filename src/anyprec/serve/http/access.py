@@ -30,7 +30,7 @@ def authorize(http: HttpExchange, keys: Keys, control: bool, local: bool) -> Non
             403, "control is closed here: start the server with --control-key-file or --control-socket"
             + ("" if keys.api else ", or on your own machine with --local-control"),
         )  # fmt: skip
-    # Without keys, neither a proxy's clients nor a web page elsewhere may pass for this machine's own programs.
+    # Without keys, neither clients of a proxy nor web pages from elsewhere may pass as programs of this machine.
     host = http.headers.get(b"host", b"").decode("latin-1")
     origin = http.headers.get(b"origin")
     other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host

@@ -1,8 +1,8 @@
-"""Answers of /infer on their way out: outputs of the engine in, bytes on the connection out. Called by app.py.
+"""Answers of /infer: outputs of the engine in, bytes on the connection out. Called by app.py.
 
-However large an answer is, it does not hold up the event loop: its JSON is made by other threads, without the GIL, a
-piece at a time as the client takes it; binary tensors are sent from the engine's own output. What would be too large is
-refused before the run.
+No answer blocks the event loop, however large: other threads write its JSON without the GIL, a piece at a time as the
+client reads it; binary tensors are sent from the engine's own output. Answers that are too large are refused before the
+run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ONE_PIECE = 1 << 18  # bytes of a binary answer that are handed over at a time, 
 
 
 def check_answer(app: App, http: HttpExchange, call: InferRequest, loaded: LoadedModel) -> None:
-    """Refuse before the run what could not be sent after it; count the outputs among the bytes held."""
+    """Refuse a request whose answer would be too large; count its outputs among the bytes held."""
     shapes = loaded.output_shapes(call.x)
     count, json_bytes = answer_size(call, shapes)
     if json_bytes > app.limits.answer_json:
@@ -92,7 +92,7 @@ async def binary_pieces(head: bytes, tensors: Sequence[memoryview]) -> AsyncIter
 
 
 async def written(app: App, small: bool, work: Callable[..., T], *args: Any) -> T:
-    """What is not small by another thread."""
+    """Call `work`, in another thread unless it is small."""
     if small:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(app.writers, work, *args)

@@ -1,8 +1,8 @@
-"""The ASGI application: HTTP requests in, the protocol's answers out. The hot path, and the rules for all requests.
+"""App: the ASGI application. HTTP requests in, answers of the Open Inference Protocol out.
 
-Finds the handler (routes.py), checks the key, holds bodies within limits, hands requests to the scheduler, turns errors
-into {"error": ...}. Runs under server.py, or under any other ASGI server (Ray Serve). One event loop, no framework:
-docs/decisions.md says why.
+Finds the handler (routes.py), hands inference requests to the scheduler, and turns errors into {"error": ...}. Runs
+under connections/server.py or any other ASGI server, such as Ray Serve. One event loop, no framework: docs/decisions.md
+says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
     DISCARD_S,
-    GONE,
     JSON,
     ClientGone,
     Header,
@@ -43,6 +42,7 @@ from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepos
 from anyprec.serve.monitoring.gauges import ModelGauges
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.metrics import Metrics, ServedRun
+from anyprec.serve.monitoring.recent import CLIENT_GONE
 from anyprec.serve.scheduling.answer import Answer, Done, Outcome
 from anyprec.serve.scheduling.queue import Request
 from anyprec.serve.scheduling.scheduler import Scheduler
@@ -51,14 +51,14 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """Answers from engine threads to the event loop: one wake-up for all that are ready."""
+    """Hands outcomes from engine threads to the event loop, with one wake-up per batch."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def deliver(self, pairs: list[tuple[Done, Outcome]]) -> None:
         if self.loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for an answer
                 self.loop.call_soon_threadsafe(self._hand_out, pairs)
 
     @staticmethod
@@ -71,7 +71,7 @@ Handler = Callable[["App", HttpExchange], Awaitable[None]]
 
 
 class App:
-    """`local`: requests that seem to come from this machine may control without a key, as long as there are none."""
+    """`local`: without any keys, requests that seem to come from this machine may control."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class App:
         self.draining = False
         self.bodies = BodyReader(self.limits)
         self.streams = 0
-        self._looked = 0  # the second in which `look` last did
+        self._looked = 0  # the second in which `look` last ran
         self.readers = Readers(self.limits.image_s, metrics.killed.inc)
-        self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # large answers become JSON here, a piece at a time
+        self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # write large answers as JSON, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
         self.find = routes.Routes(static.read_files()).find
@@ -103,14 +103,14 @@ class App:
         ModelGauges(models, metrics)
 
     def start(self) -> None:
-        """On the event loop that will serve."""
+        """Called on the event loop that will serve."""
         self.outbox.loop = asyncio.get_running_loop()
 
     def next_id(self) -> bytes:
         return b"%s-%x" % (self._boot.encode(), next(self._ids))
 
     def look(self) -> None:
-        """What the log is told of at most once a second: overloads, and widths that change."""
+        """Log overloads and changes of width, at most once a second."""
         now = time.time()
         if int(now) == self._looked:
             return
@@ -137,7 +137,7 @@ class App:
             handler = self.find(self, http)
             await handler(self, http)
         except ClientGone:
-            http.status = GONE
+            http.status = CLIENT_GONE
         except AnyprecError as error:
             await self._refuse(http, error)
         except asyncio.CancelledError:
@@ -145,7 +145,7 @@ class App:
         except Exception as error:
             log.error("internal error", exc_info=error, id=http.id.decode(), method=http.method, path=http.path)
             if http.sent:
-                raise  # half an answer: the connection is closed
+                raise  # part of an answer was sent: the connection is closed
             await http.respond_json({"error": f"internal error; request {http.id.decode()}"}, 500)
         finally:
             self.bodies.release(http)
@@ -171,14 +171,14 @@ class App:
         if not http.discard:
             await http.respond(status, to_json(body), JSON, extra)
             return
-        # The answer goes out at once; then some of the body is read, or the client might see a reset instead of it.
+        # We answer at once, then read some of the body: otherwise the client might see a reset instead of the answer.
         await http.respond(status, to_json(body), JSON, (*extra, CLOSE), more=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(discard(http.receive), DISCARD_S)
         await http.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _count(self, http: HttpExchange) -> None:
-        """What became of a request, once its answer is on its way: reading, waiting, running and sending are all in."""
+        """Count a request after its answer was sent, so its latency includes reading, waiting, running and sending."""
         self.metrics.finished(http.name if http.served else "", http.status)
         if http.inference:
             now = time.monotonic()
@@ -224,7 +224,7 @@ class App:
         return http.served.now
 
     async def by_current(self, http: HttpExchange, work: Callable[[LoadedModel], Awaitable[T]]) -> T:
-        """`work` with the model that is loaded now; once more if a new file takes its place at this very moment."""
+        """Call `work` with the loaded model; again if a new file replaces it at this very moment."""
         loaded = self.loaded(http)
         try:
             return await work(loaded)
@@ -265,7 +265,7 @@ class App:
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
 
     async def run(self, http: HttpExchange, scheduler: Scheduler, request: Request) -> Answer:
-        """Wait for a request's answer; a client that goes away takes its request out of the queue."""
+        """Wait for the answer; if the client goes away, its request leaves the queue."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def done(outcome: Outcome) -> None:
@@ -316,7 +316,7 @@ def make_app(
     log_requests: bool = False,
     make: MakeScheduler = make_scheduler,
 ) -> App:
-    """The application for these model files; `app.models.load_all()` loads them. Also for other ASGI servers."""
+    """The application for these model files, for any ASGI server; `app.models.load_all()` loads them."""
     metrics, outbox = Metrics(time.time), Outbox()
 
     def count(name: str, good: bool) -> None:

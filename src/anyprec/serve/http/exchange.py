@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the application: what it says, and how it is answered.
+"""HttpExchange: one HTTP request and its answer, on the way through the application.
 
 HttpExchange wraps what ASGI gives (scope, receive, send). App makes it; every handler gets it.
 """
@@ -30,15 +30,14 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 DISCARD_S, DISCARD_BYTES = 2.0, 1 << 28  # what is still read of a refused body, so that its client sees why
 FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
-GONE = 499  # how a client that went away is counted; nothing is sent
 
 
 class ClientGone(Exception):
-    """The client went away."""
+    """The client closed its connection."""
 
 
 class HttpExchange:
-    """One request on its way."""
+    """One request, and how it is answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, fresh_id: bytes) -> None:
         self.scope, self.receive, self.send = scope, receive, send
@@ -47,7 +46,7 @@ class HttpExchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id")
         self.id = given if given is not None and REQUEST_ID.fullmatch(given) else fresh_id
-        # Our own connection (connection.py) tells when the request was complete and when the client is gone.
+        # Set by our own connection (connection.py): when the request was complete, and whether the client is gone.
         self.state = (scope.get("extensions") or {}).get("anyprec")
         self.by_socket: bool = getattr(self.state, "control", False)  # the control socket
         self.caller: Caller | None = None
@@ -56,8 +55,8 @@ class HttpExchange:
         self.held = 0
         self.status = 0
         self.sent = False
-        self.discard = False  # an unread body follows a refusal
-        self.inference = False  # counts for what the page and the metrics say of answers in time
+        self.discard = False  # the request was refused before its body was read
+        self.inference = False  # counts towards SLO attainment
         self.came: float | None = None
         self.deadline = math.inf
         self.runs: list[ServedRun] = []
@@ -66,7 +65,7 @@ class HttpExchange:
 
     @property
     def client(self) -> str:
-        """Whose share of the queue this is."""
+        """The client that queued images are counted for: its key's name, else its address."""
         if self.caller is not None and self.caller.name is not None:
             return self.caller.name
         address = self.scope.get("client")
@@ -78,7 +77,7 @@ class HttpExchange:
         return self.served
 
     def arrived(self) -> float:
-        """When the last byte of the request came; first asked for when the body is read."""
+        """When the last byte of the request arrived; first called when the body has been read."""
         if self.came is None:
             stamp: float | None = getattr(self.state, "arrived", None)
             self.came = time.monotonic() if stamp is None else stamp
@@ -101,9 +100,9 @@ class HttpExchange:
     async def respond_pieces(
         self, pieces: AsyncIterator[bytes | memoryview], kind: Header, headers: tuple[Header, ...] = ()
     ) -> None:
-        """200, piece by piece as the client takes them: an answer of any length needs no more memory than a piece.
+        """Answer 200, piece by piece as the client reads them, so memory is bounded by one piece.
 
-        Without a content-length among `headers` it is sent in chunks.
+        Sent in chunks unless `headers` has a content-length.
         """
         self.status, self.sent = 200, True
         start = [kind, (b"x-request-id", self.id), *headers]
@@ -119,7 +118,7 @@ class HttpExchange:
 
 
 def is_forwarded(headers: Mapping[bytes, bytes]) -> bool:
-    """A proxy says so: whoever asks may be anywhere."""
+    """Whether a proxy passed this request on: its client may be anywhere."""
     return any(name in FORWARDING or name.startswith(b"x-forwarded-") for name in headers)
 
 
@@ -140,7 +139,7 @@ def length_header(headers: Mapping[bytes, bytes]) -> int | None:
 
 
 def inflate(body: bytes, gzipped: bool, most: int) -> bytes:
-    """gzip, zlib, or (as some clients understand "deflate") raw deflate; never more than `most` bytes come out."""
+    """Decompress gzip, zlib, or raw deflate (which some clients send as "deflate"); at most `most` bytes."""
     ways = (31,) if gzipped else (15, -15)
     for way in ways:
         engine = zlib.decompressobj(way)

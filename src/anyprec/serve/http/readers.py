@@ -1,6 +1,6 @@
-"""Readers: posted images and long JSON in, arrays out; in processes that can be killed. Called by app.py and routes.py.
+"""Readers: posted images and long JSON in, arrays out, in processes that can be killed. Used by app.py and classify.py.
 
-Images have processes of their own, so that none of them can hold up tensors.
+Images have processes of their own, so that they cannot delay tensors.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from anyprec.serve.http.protocol import InferRequest, RequestedOutput, Signature, read_infer_request
 from anyprec.serve.http.workers import Workers
 
-LONG_JSON = 64 << 10  # bytes: to read them takes 2 to 4 ms, in which the event loop does nothing else
-LARGE = 1 << 20  # bytes of a binary tensor: to convert or copy more takes a ms and longer
+LONG_JSON = 64 << 10  # bytes; parsing them would block the event loop for 2 to 4 ms
+LARGE = 1 << 20  # bytes of a binary tensor; converting more takes over 1 ms
 CALL_S = 5.0  # for a JSON request; 4 MiB take 0.3 s
 
 
@@ -44,7 +44,7 @@ class Readers:
                 return read_infer_request(body, header_length, signature)
             loop = asyncio.get_running_loop()  # numpy converts and copies without the GIL
             return await loop.run_in_executor(None, read_infer_request, body, header_length, signature)
-        # Its own deadline is not known before it is read.
+        # Its deadline is unknown until it has been read.
         head, data = await self.calls.run("call", body, header_length, signature, until=time.monotonic() + CALL_S)
         return InferRequest(
             np.frombuffer(data, head["dtype"]).reshape(head["shape"]),

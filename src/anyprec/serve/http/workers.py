@@ -1,8 +1,8 @@
-"""Workers: processes for jobs on untrusted bytes. A job in; its reply out, or an error; never later than its deadline.
+"""Workers: processes that parse untrusted bytes. A job in; its reply or an error out, never later than its deadline.
 
-A process does one job at a time. A job that takes longer than `longest_s` ends with its process, and a new one takes
-its place; whoever waits for a process is told Expired at their deadline. What a process does is in worker_main.py.
-Called by readers.py, on the event loop.
+A process does one job at a time. If a job takes longer than `longest_s`, its process is killed and replaced. A request
+that waits for a free process gets Expired at its deadline. worker_main.py is the program of a process. Called by
+readers.py, on the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAM = "import sys; sys.path[:] = {path!r}; from anyprec.serve.http.worker_ma
 
 
 class WorkerDied(Exception):
-    """The process is gone."""
+    """The worker process has ended."""
 
 
 class Worker:
@@ -74,7 +74,7 @@ class Worker:
             return await self._receive()
         except (OSError, EOFError) as error:
             raise WorkerDied from error
-        except BaseException:  # half a message is under way
+        except BaseException:  # part of a message was sent
             self.kill()
             raise
         finally:
@@ -143,7 +143,7 @@ class Workers:
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
         done, _ = await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
-        if not done:  # the process goes on until it is done, or has had its time: to kill it sooner would cost more
+        if not done:  # let the process finish or time out: replacing it would cost more
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise Expired("its deadline passed while it was read")
         return task.result()

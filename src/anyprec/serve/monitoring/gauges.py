@@ -1,6 +1,6 @@
-"""What /metrics reads at the moment it is asked for: policy, widths, engine time, what waits, the last 10 seconds.
+"""ModelGauges: values of /metrics that are read when it is scraped: policy, widths, engine time, queue, last 10 s.
 
-ModelGauges is a collector of prometheus_client, made by app.py; metrics.py holds what is counted as it happens.
+A collector for prometheus_client, made by http/app.py. Metrics holds what is counted as it happens.
 """
 
 from __future__ import annotations
@@ -20,21 +20,29 @@ from anyprec.serve.scheduling.policy import POLICIES
 # Name -> kind, help, labels beside the model.
 READ: dict[str, tuple[type[Metric], str, tuple[str, ...]]] = {
     "model_ready": (GaugeMetricFamily, "1 if the model is loaded", ()),
-    "model_loads": (GaugeMetricFamily, "Times that its file was loaded", ()),
+    "model_loads": (GaugeMetricFamily, "Times the model file was loaded", ()),
     "slo_seconds": (GaugeMetricFamily, "The latency target", ()),
-    "queue_requests": (GaugeMetricFamily, "Requests that wait", ()),
-    "queue_images": (GaugeMetricFamily, "Images that wait", ()),
-    "attainment_ratio": (GaugeMetricFamily, "Share of requests answered in time in the last 10 s", ()),
+    "queue_requests": (GaugeMetricFamily, "Queued requests", ()),
+    "queue_images": (GaugeMetricFamily, "Queued images", ()),
+    "attainment_ratio": (GaugeMetricFamily, "SLO attainment: share of requests answered in time in the last 10 s", ()),
     "overloaded": (GaugeMetricFamily, "1 while the model is overloaded, as the log and the page say", ()),
     "policy": (GaugeMetricFamily, "1 for the policy in force, 0 for the others", ("policy",)),
-    "width_held": (GaugeMetricFamily, "1 for the width that is held; 0 for all where the policy is free", ("bits",)),
-    "width_last": (GaugeMetricFamily, "1 for the width of the last batch that the policy chose", ("bits",)),
-    "width_accuracy_ratio": (GaugeMetricFamily, "Accuracy that the model file notes for a width", ("bits",)),
-    "expected_accuracy_ratio": (GaugeMetricFamily, "Accuracy expected of what was served in the last 10 s", ()),
+    "width_held": (
+        GaugeMetricFamily,
+        "1 for the width the policy is fixed to; 0 for all under other policies",
+        ("bits",),
+    ),
+    "width_last": (GaugeMetricFamily, "1 for the width the policy chose for the last batch", ("bits",)),
+    "width_accuracy_ratio": (GaugeMetricFamily, "Accuracy of a width, from the model file", ("bits",)),
+    "expected_accuracy_ratio": (GaugeMetricFamily, "Expected accuracy of the answers of the last 10 s", ()),
     "engine_seconds": (CounterMetricFamily, "Engine time by width", ("bits",)),
     "engine_batches": (CounterMetricFamily, "Batches by width", ("bits",)),
-    "cancelled_runs": (CounterMetricFamily, "Batches that stopped between two steps: nobody wanted their answers", ()),
-    "precision_changes": (CounterMetricFamily, "Batches whose width the policy chose other than the one before", ()),
+    "cancelled_runs": (
+        CounterMetricFamily,
+        "Batches stopped between two steps, since no client waited for them any more",
+        (),
+    ),
+    "precision_changes": (CounterMetricFamily, "Times the policy changed the width from one batch to the next", ()),
 }
 Numbers = Mapping[str, float | Mapping[str, float]]  # by name; by label value where READ has a label
 
@@ -45,7 +53,7 @@ class ModelGauges(Collector):
         metrics.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        return []  # known when asked; without this the registry would ask at once
+        return []  # without this, registering would collect at once
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Any] = {}

@@ -15,12 +15,14 @@ from anyprec.serve.monitoring.histogram import bin_of, quantile
 KEEP = 300  # seconds of history
 WINDOW = 10  # seconds that "now" stands for: on the page, in the log and in /metrics
 
-# What a request can come to. LEFT: its client went away after the deadline. TURNED_AWAY: its connection was refused
-# before it could name a model, which counts for every model. A client's own mistake (400, 413, ...) and one that went
-# away before its deadline are not among them: nothing was promised, or nobody waited.
+# Outcomes of a request. LEFT: its client went away after the deadline. TURNED_AWAY: its connection was refused before
+# it could name a model; counts for every model. Client errors (400, 413, ...) and clients that went away before their
+# deadline are not counted.
 IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT = "in_time", "late", "refused", "expired", "failed", "left"
 TURNED_AWAY = "turned_away"
 OUTCOMES = (IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT, TURNED_AWAY)
+
+CLIENT_GONE = 499  # status of a request whose client went away; nothing is sent
 
 Accuracy = Callable[[int | str], float | None]
 
@@ -62,12 +64,12 @@ class Period:
 
     @property
     def attainment(self) -> float | None:
-        """The share of all requests that was answered in time; None where there were none."""
+        """SLO attainment: the share of all requests answered in time; None where there were none."""
         requests = self.requests
         return self.outcomes[IN_TIME] / requests if requests else None
 
     def quantile_ms(self, q: float) -> float | None:
-        """Of the latency of answers, at most 3 % too much."""
+        """Quantile of the latency of answers, at most 3 % too high."""
         return round(1e3 * min(self.slowest_s, quantile(self.latencies, q)), 4) if self.latencies else None
 
     def record(self, accuracy: Accuracy | None = None) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class RecentSeconds:
 
 
 def window_record(total: Period, seconds: int, accuracy: Accuracy | None = None) -> dict[str, Any]:
-    """What the tiles of the page show: all of it over the same `seconds`."""
+    """What the tiles of the page show, all over the same `seconds`."""
     widths = [(int(bits), count) for bits, count in total.bits.items() if str(bits).isdigit()]
     runs = sum(count for _, count in widths)
     return {
@@ -129,7 +131,7 @@ def window_record(total: Period, seconds: int, accuracy: Accuracy | None = None)
 
 
 def mean_accuracy(bits: Counter[int | str], accuracy: Accuracy | None) -> float | None:
-    """Percent expected of what was served, by the file's note of each width; None where one width has none."""
+    """Expected accuracy of what was served, in percent, from the file's accuracy per width; None if one is unknown."""
     if not bits or accuracy is None:
         return None
     known = [(accuracy(width), count) for width, count in bits.items()]

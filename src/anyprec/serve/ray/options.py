@@ -1,6 +1,6 @@
 """Options of the Ray application: `key=value` strings, or `args` of a configuration file, in; Options out.
 
-Apart from ray_app.py, its only caller, because it needs no Ray. The names are those of `anyprec serve` where both have
+Apart from ray/app.py, its only caller, because it needs no Ray. The names are those of `anyprec serve` where both have
 them; what Ray itself is told (address, port, TLS) is not here. docs/deploy.md has the table.
 """
 

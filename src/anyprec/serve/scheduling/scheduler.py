@@ -259,7 +259,7 @@ class Scheduler:
             outcomes = list(self._answers(batch, outputs, began, ended))
         except Cancelled:
             ended = self.clock()
-            # Its full time is unknown. If it exceeded what was expected, the table must learn, or we try the same again.
+            # Its full time is unknown. If it exceeded the expected time, the table must learn, or we try it again.
             failed = ended <= batch.ends
             outcomes = [self._why_cancelled()] * len(requests)
         except Exception as error:  # the callers get the model's error; the thread goes on

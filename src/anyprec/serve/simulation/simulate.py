@@ -30,12 +30,12 @@ DRAWS = 4096  # random numbers drawn at a time
 
 @dataclass(frozen=True)
 class Noise:
-    """What a real machine adds, in seconds; `spread` is the standard deviation of the logarithm of a run's time."""
+    """Noise of a real machine, in seconds; `spread` is the standard deviation of the log of a run's time."""
 
-    way: tuple[float, float] = (0.00015, 0.0005)  # each way between client and queue, drawn evenly
+    way: tuple[float, float] = (0.00015, 0.0005)  # network delay each way, uniform
     spread: float = 0.03
-    hiccup: float = 0.001  # mean length of a pause that the system makes in a run ...
-    hiccups: float = 0.5  # ... and how many there are in a second of running
+    hiccup: float = 0.001  # mean length of a pause during a run ...
+    hiccups: float = 0.5  # ... and the number of pauses per second of running
 
 
 QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
@@ -43,14 +43,14 @@ QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Autoscale:
-    """Servers come and go; meanwhile the width absorbs what they cannot. docs/simulate.md has the rule."""
+    """Adds and removes servers; meanwhile the width absorbs the load. docs/simulate.md has the rule."""
 
     most: int
     least: int = 1
-    busy: float = 0.6  # share of the time that engines should be busy, were all at the highest width
-    every: float = 5.0  # seconds between looks
+    busy: float = 0.6  # target utilization of engines if all ran at the widest level
+    every: float = 5.0  # seconds between decisions
     starts_in: float = 30.0  # seconds until a new server takes requests
-    cool: float = 60.0  # seconds that it must have been too many before one goes
+    cool: float = 60.0  # seconds of surplus before a server is removed
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Setup:
     balance: str = "two"
     noise: Noise = field(default_factory=Noise)
     autoscale: Autoscale | None = None
-    failures: Sequence[float] = ()  # when a server dies, for good; others get what it had
+    failures: Sequence[float] = ()  # times at which a server fails for good; its requests go to others
 
 
 class SimulatedServer:
-    """A core and its engines."""
+    """One server of the simulation: a SchedulerCore and its engines."""
 
     def __init__(self, setup: Setup) -> None:
         self.core = SchedulerCore(
@@ -84,18 +84,18 @@ class SimulatedServer:
             margin=default_margin(setup.slo) if setup.margin is None else setup.margin,
             engines=setup.engines,
         )
-        self.load = 0  # requests here
+        self.load = 0  # accepted requests not yet answered
         self.alive = True
 
 
 @dataclass
 class SimulationResult:
-    """One entry for each request, in the order in which they were sent."""
+    """Arrays with one entry per request, in the order of sending."""
 
     setup: Setup
     sent: np.ndarray  # seconds
-    latency: np.ndarray  # seconds, as the client saw it; infinite without an answer
-    level: np.ndarray  # place in `profiles`; -1 without an answer
+    latency: np.ndarray  # seconds, as the client saw it; inf: no answer
+    level: np.ndarray  # index into `profiles`; -1: no answer
     profiles: tuple[str, ...]
     accuracies: np.ndarray  # of `profiles`, percent
     batches: int = 0
@@ -130,12 +130,12 @@ class SimulationResult:
 
     @property
     def effective(self) -> float:
-        """Share of all requests answered right and in time, in percent."""
+        """Expected share of all requests answered correctly and in time, in percent."""
         return float(self.accuracies[self.level[self.in_time]].sum() / max(1, len(self.sent)))
 
     @property
     def goodput(self) -> float:
-        """Answers in time, a second."""
+        """Answers in time per second."""
         return float(self.in_time.sum()) / self.seconds if self.seconds else 0.0
 
     def percentile(self, q: float) -> float:
@@ -203,7 +203,7 @@ def finite(value: float) -> float | None:
 def simulate(
     arrivals: np.ndarray, setup: Setup, seed: int = 0, tick: Callable[[int], None] | None = None
 ) -> SimulationResult:
-    """Send a request at each of these times (ascending seconds). `tick` is told now and then how many are done."""
+    """Send a request at each of these times (ascending seconds). `tick` is called with the number done since."""
     return Simulation(np.asarray(arrivals, np.float64), setup, seed).run(tick)
 
 
@@ -214,12 +214,12 @@ class Simulation:
         if setup.servers < 1 or setup.engines < 1:
             raise ServeError("a simulation needs at least one server with one engine")
         self.setup = setup
-        self.random = np.random.default_rng([seed, 1])  # not the stream that the arrivals were drawn from
+        self.random = np.random.default_rng([seed, 1])  # not the stream of the arrivals
         self.servers = [SimulatedServer(setup) for _ in range(setup.servers)]
         first = self.servers[0].core
         profiles = tuple(first.all_levels)
         self.place = {profile: i for i, profile in enumerate(profiles)}
-        self.rows = first.table.rows  # the truth; each core has its own idea of it
+        self.rows = first.table.rows  # true times; each core keeps its own estimate
         low, high = setup.noise.way
         self.reach = sent + self.random.uniform(low, high, len(sent))
         self.back = self.random.uniform(low, high, len(sent))
@@ -239,7 +239,7 @@ class Simulation:
         self.counted_at = 0.0
         self.starting = 0
         self.arrived_before = 0
-        self.over_since = math.inf  # since when there have been too many servers
+        self.over_since = math.inf  # start of the current surplus of servers
         self._normal: list[float] = []
         self._uniform: list[float] = []
         if setup.autoscale is not None:
@@ -287,7 +287,7 @@ class Simulation:
         if not self.servers:
             return
         server = self.pick()
-        request.done = number  # type: ignore[assignment]  # whose it is: there is nobody to call here
+        request.done = number  # type: ignore[assignment]  # its number: nobody is called here
         try:
             server.core.arrive(request, now)
         except Overloaded:
@@ -343,7 +343,7 @@ class Simulation:
     # --- Servers --------------------------------------------------------------------------------------------------
 
     def fail(self, now: float) -> None:
-        """One server is gone; the balancer sends what it had to others."""
+        """One server fails; the balancer sends its requests to others."""
         if not self.servers:
             return
         self.recount(now)
@@ -362,7 +362,7 @@ class Simulation:
         self.push(now + rule.every, SCALE, None)
         rate = (arrived - self.arrived_before) / rule.every
         self.arrived_before = arrived
-        # How many engines would be busy, were everything to run at the highest width one by one.
+        # Servers needed if every request ran alone at the widest level.
         top = self.servers[0].core.levels[-1].profile if self.servers else next(iter(self.rows))
         needed = rate * self.rows[top][1] / (rule.busy * self.setup.engines)
         wanted = min(rule.most, max(rule.least, math.ceil(needed)))
@@ -378,7 +378,7 @@ class Simulation:
             self.over_since = now
 
     def leave(self, now: float) -> None:
-        """One server takes no more requests, and ends with what it has."""
+        """One server takes no more requests, and ends after its last."""
         self.recount(now)
         self.servers.remove(min(self.servers, key=lambda server: server.load))
         self.result.servers.append((now, len(self.servers)))
