@@ -19,10 +19,10 @@ import numpy as np
 
 import anyprec
 from anyprec.format.file import write
-from anyprec.serve.scheduling.core import Desk
-from anyprec.serve.scheduling.engine import example
+from anyprec.serve.scheduling.core import SchedulerCore
+from anyprec.serve.scheduling.engine import example, measure_latency
 from anyprec.serve.scheduling.latency import LatencyTable
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Request, Scheduler
 
 ROUNDS = 1000
@@ -34,7 +34,7 @@ def switching(model: anyprec.run.model.PackedModel) -> dict[str, float]:
     x = example(model, None)
     widths = [k for k in model.widths if k in (1, 2, 4, 8)]
     changed, same, whole = [], [], []
-    with Scheduler(model, slo=1.0) as scheduler:
+    with Scheduler(model, measure_latency(model, slo=1.0, max_batch=32), slo=1.0) as scheduler:
 
         def ask(bits: int) -> float:
             start = time.perf_counter()
@@ -63,22 +63,22 @@ def deciding(images: int) -> float:
         str(k): {n: 1e-3 * ms * (0.2 + 0.8 * n) for n in (1, 2, 4, 8, 16, 32)}
         for k, ms in ((8, 2), (4, 1.6), (2, 1.3), (1, 1))
     }
-    desk = Desk(
+    core = SchedulerCore(
         {"8": 93.9, "4": 93.8, "2": 93.5, "1": 92.0},
         LatencyTable(times),
         slo=3e-3 * images,
-        limits=Limits(max_queue=2000),
+        limits=QueueLimits(max_queue=2000),
     )
     taken = []
     for i in range(300):
         now = 0.01 * i
-        desk.queue.__init__()  # type: ignore[misc]
+        core.queue.__init__()  # type: ignore[misc]
         for n in range(images):
-            desk.queue.add(Request(None, now + 2e-3 * n + 4e-3, arrived=now))
+            core.queue.add(Request(None, now + 2e-3 * n + 4e-3, arrived=now))
         start = time.perf_counter()
-        work = desk.next(now)
+        work = core.next(now)
         assert work is not None
-        desk.finish(work, work.ends - work.began, now)
+        core.finish(work, work.ends - work.began, now)
         taken.append(1e6 * (time.perf_counter() - start))
     return float(np.median(taken))
 

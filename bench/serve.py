@@ -32,8 +32,8 @@ import anyprec
 from anyprec.data import ArrayData, load_data
 from anyprec.format.file import write
 from anyprec.loadtest import arrivals
-from anyprec.loadtest.client import Plan, send
-from anyprec.loadtest.outcome import Outcome
+from anyprec.loadtest.client import LoadPlan, send
+from anyprec.loadtest.outcome import LoadOutcome
 from anyprec.loadtest.target import OUTPUT_DTYPES, find, fit, messages, noise
 from anyprec.progress import Progress
 
@@ -171,7 +171,7 @@ class Bench:
         images, self.labels = (noise(self.target, 256), None) if small else self.images()
         self.sent = fit(images, self.target)
         self.messages = messages(self.target, self.sent, deadline_ms=1e3 * slo_s)
-        self.plan = Plan(
+        self.plan = LoadPlan(
             "127.0.0.1",
             self.server.port,
             self.messages,
@@ -213,7 +213,7 @@ class Bench:
     # --- Slices ---
 
     def slice(
-        self, name: str, policy: str, times: np.ndarray, seed: int, plan: Plan | None = None, repeats: int = REPEATS
+        self, name: str, policy: str, times: np.ndarray, seed: int, plan: LoadPlan | None = None, repeats: int = REPEATS
     ) -> Slice:
         """One load, kept in a file by its name; the file alone if it is there already."""
         path = slice_path(self.work, name)
@@ -222,7 +222,7 @@ class Bench:
             self.send(path, policy, times, replace(plan, first=plan.first + 997 * seed), repeats)
         return serve_results.read(path)
 
-    def send(self, path: Path, policy: str, times: np.ndarray, plan: Plan, repeats: int) -> None:
+    def send(self, path: Path, policy: str, times: np.ndarray, plan: LoadPlan, repeats: int) -> None:
         assert self.server is not None
         self.server.hold(policy)
         for attempt in range(1 + repeats):
@@ -237,7 +237,7 @@ class Bench:
                 break
             self.keep(slices_sent_again=self.facts.get("slices_sent_again", 0) + 1)
 
-    def alone(self, name: str, bits: list[int], count: int) -> Outcome:
+    def alone(self, name: str, bits: list[int], count: int) -> LoadOutcome:
         """Requests one at a time, far apart; the i-th at bits[i % len(bits)]."""
         sets = [messages(self.target, self.sent[:1], deadline_ms=5000, bits=k)[0] for k in bits]
         plan = replace(self.plan, messages=sets, connections=1, limit=1, keep_outputs=False)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from anyprec.colors import TEXT, width_color
 from anyprec.loadtest import arrivals
-from anyprec.loadtest.outcome import ARRAYS, OK, Outcome, one_after_another
+from anyprec.loadtest.outcome import ARRAYS, OK, LoadOutcome, one_after_another
 from anyprec.loadtest.report import mean, mean_width, quantiles, timeline
 from anyprec.serve.simulation.simulate import Noise, Setup, simulate
 
@@ -25,14 +26,13 @@ NOISE = 2.0  # standard errors by which one must be better to be called so
 HICCUP_S = 0.001  # a run so much longer than the median of its kind was held up
 WAITED_S = 0.002  # a batch whose first request waited so long began as soon as the engine was free
 LATE_MS = 1.0  # a generator later than this at p99 was not the load that was asked for
-COLORS = {"adaptive": "#1f6feb", "8": "#57606a", "4": "#bf8700", "2": "#bc4c00", "1": "#cf222e"}
 
 
 @dataclass
 class Slice:
     """One load of one policy; `label` is the class that was answered, -1: none. (n,) int64"""
 
-    outcome: Outcome
+    outcome: LoadOutcome
     label: np.ndarray
 
 
@@ -92,7 +92,7 @@ def again_path(path: Path, attempt: int | str) -> Path:
     return path.with_name(f"{path.stem}.again-{attempt}.npz")
 
 
-def save(path: Path, outcome: Outcome, datatype: np.dtype) -> None:
+def save(path: Path, outcome: LoadOutcome, datatype: np.dtype) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: getattr(outcome, name) for name in ARRAYS}
     about = {"cpu_s": outcome.cpu_s, "connections": outcome.connections, "notes": outcome.notes}
@@ -105,7 +105,7 @@ def save(path: Path, outcome: Outcome, datatype: np.dtype) -> None:
 def read(path: Path) -> Slice:
     with np.load(path) as kept:
         about = json.loads(str(kept["about"]))
-        return Slice(Outcome(**{name: kept[name] for name in ARRAYS}, **about), kept["label"])
+        return Slice(LoadOutcome(**{name: kept[name] for name in ARRAYS}, **about), kept["label"])
 
 
 # --- The grid ----------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def fitted(m: Measured) -> tuple[dict[str, dict[int, float]], Noise]:
     )
 
 
-def runs_of(outcome: Outcome) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
+def runs_of(outcome: LoadOutcome) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
     """(profile, images, seconds) of every batch; seconds on the way of every answer; pauses between batches."""
     ok = outcome.status == OK
     way = (outcome.done - outcome.sent - outcome.queue_s - outcome.run_s)[ok]
@@ -388,7 +388,7 @@ def draw_grid(m: Measured, rows: Sequence[Mapping[str, Any]], path: Path) -> Non
             line = [row for row in rows if row["cv2"] == cv2 and row["policy"] == policy]
             loads = [row["load"] for row in line]
             style = {
-                "color": COLORS.get(policy),
+                "color": TEXT if policy == "adaptive" else width_color(policy),
                 "linewidth": 2.6 if policy == "adaptive" else 1.4,
                 "marker": "o",
                 "markersize": 3,

@@ -22,6 +22,7 @@ TORCH_PARTS = {"nn", "training", "analysis", "zoo", "packing", "post_training", 
 MAY_IMPORT = {
     "arguments": set(),
     "choices": set(),
+    "colors": set(),
     "errors": set(),
     "widths": set(),
     "files": set(),
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "__init__": set(),
 }  # fmt: skip
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "_native"}  # the commands: nothing but __main__ imports them
-FOR_ALL = {"arguments", "choices", "errors", "files", "preprocessing", "widths", "__init__"}
+FOR_ALL = {"arguments", "choices", "colors", "errors", "files", "preprocessing", "widths", "__init__"}
 
 
 def part_of(path: Path) -> str:

@@ -21,6 +21,10 @@ from selenium.webdriver.common.by import By
 HERE = Path(__file__).parent
 CALM_S, BUSY_S = 40, 90
 SIZE = 32, 32  # of the images sent
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 DESKTOP, PHONE = (1280, 1440), (390, 2700)
 
 
@@ -33,7 +37,7 @@ def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
             assert server.stdout is not None
             url = server.stdout.readline().split(" on ")[1].split(",")[0]
             os.nice(10)  # the browser shares the machine with the server
-            browser = open_browser(url)
+            browser = open_browser(url, Path(folder) / "profile")
             steps = f"steps:{0.5 * float(load)}@{CALM_S},{2 * float(load)}@{BUSY_S}:2"
             images = Path(folder) / "images.npy"
             np.save(images, np.random.default_rng(0).integers(0, 256, (64, *SIZE, 3), np.uint8))
@@ -51,11 +55,12 @@ def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
             server.terminate()
 
 
-def open_browser(url: str) -> webdriver.Chrome:
+def open_browser(url: str, profile: Path) -> webdriver.Chrome:
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+    for word in FLAGS:
         options.add_argument(word)
+    options.add_argument(f"--user-data-dir={profile}")
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     browser.get(url)
     return browser

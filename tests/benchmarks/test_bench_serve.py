@@ -7,7 +7,7 @@ import pytest
 import serve_results
 from serve_results import Measured, better_in_both, grid_name, grid_rows, read, save, slice_path, verdicts
 
-from anyprec.loadtest.outcome import Outcome
+from anyprec.loadtest.outcome import LoadOutcome
 
 NAN = float("nan")
 LABELS = np.array([0, 1, 2, 3])
@@ -20,7 +20,7 @@ def outcome(latency_ms, profile, said):
     planned = 0.01 * np.arange(count)
     there = np.array([ms is not None for ms in latency_ms])
     latency = np.array([NAN if ms is None else ms / 1e3 for ms in latency_ms])
-    return Outcome(
+    return LoadOutcome(
         planned=planned,
         sent=planned + 1e-4,
         done=planned + np.where(there, latency, 0.001),

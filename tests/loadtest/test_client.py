@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anyprec.errors import LoadTestError
-from anyprec.loadtest.client import NOT_ALLOWED, Plan, Sender, send
+from anyprec.loadtest.client import NOT_ALLOWED, LoadPlan, Sender, send
 from anyprec.loadtest.outcome import BROKEN, UNANSWERED
 from anyprec.loadtest.processes import send_from_processes
 from anyprec.loadtest.report import judge, summarize
@@ -24,7 +24,7 @@ def images(count):
 
 def plan_for(server, count=20, deadline_ms=20.0, **fields):
     target = find(server.url, "net")
-    return Plan(target.host, target.port, messages(target, images(count), deadline_ms=deadline_ms), **fields)
+    return LoadPlan(target.host, target.port, messages(target, images(count), deadline_ms=deadline_ms), **fields)
 
 
 def test_every_request_is_answered_and_belongs_to_its_image(server):
@@ -45,7 +45,7 @@ def test_what_goes_over_the_wire(server):
     x = np.arange(2 * 48, dtype=np.uint8).reshape(2, 4, 4, 3)  # NHWC, the model takes NCHW
     sent = fit(x, target)
     texts = messages(target, sent, deadline_ms=12.5, bits=4, min_bits=2, headers={"Authorization": "Bearer x"})
-    send(Plan(target.host, target.port, texts), np.zeros(2))
+    send(LoadPlan(target.host, target.port, texts), np.zeros(2))
     first = server.got[0]
     assert first["inputs"] == [
         {"name": "input", "shape": [1, 3, 4, 4], "datatype": "UINT8", "parameters": {"binary_data_size": 48}}
@@ -186,14 +186,14 @@ def test_real_time_or_a_note_that_it_is_not_allowed(server):
 
 def test_nobody_there():
     with pytest.raises(LoadTestError, match=r"127.0.0.1:9: no connection"):
-        send(Plan("127.0.0.1", 9, [b"x"]), np.zeros(1))
+        send(LoadPlan("127.0.0.1", 9, [b"x"]), np.zeros(1))
 
 
 def test_times_must_not_fall():
     with pytest.raises(LoadTestError, match="must never fall"):
-        send(Plan("127.0.0.1", 9, [b"x"]), np.array([1.0, 0.0]))
+        send(LoadPlan("127.0.0.1", 9, [b"x"]), np.array([1.0, 0.0]))
     with pytest.raises(LoadTestError, match="nothing to send"):
-        send(Plan("127.0.0.1", 9, []), np.zeros(1))
+        send(LoadPlan("127.0.0.1", 9, []), np.zeros(1))
 
 
 def test_ticks(server):
@@ -214,4 +214,4 @@ def test_several_processes_send_the_same_load(server):
 
 def test_processes_say_what_is_wrong():
     with pytest.raises(LoadTestError, match="no connection"):
-        send_from_processes(Plan("127.0.0.1", 9, [b"x"]), np.zeros(4), 2)
+        send_from_processes(LoadPlan("127.0.0.1", 9, [b"x"]), np.zeros(4), 2)

@@ -11,7 +11,7 @@ import serving
 
 from anyprec.cli import main
 from anyprec.loadtest.arrivals import gamma
-from anyprec.loadtest.client import Plan, send
+from anyprec.loadtest.client import LoadPlan, send
 from anyprec.loadtest.report import summarize
 from anyprec.loadtest.target import find, fit, messages, noise
 from anyprec.run.model import load
@@ -32,7 +32,7 @@ def real(path):
 def plan_for(running, count=16, **asked):
     target = find(f"http://127.0.0.1:{running.port}")
     images = fit(noise(target, count), target)
-    return Plan(target.host, target.port, messages(target, images, **asked), keep_outputs=True), images, target
+    return LoadPlan(target.host, target.port, messages(target, images, **asked), keep_outputs=True), images, target
 
 
 def test_the_server_says_what_a_load_needs(real):

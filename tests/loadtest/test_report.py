@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from anyprec.loadtest.outcome import BROKEN, Outcome, merge, one_after_another
+from anyprec.loadtest.outcome import BROKEN, LoadOutcome, merge, one_after_another
 from anyprec.loadtest.report import judge, summarize, table, timeline, write
 
 NAN = float("nan")
@@ -16,7 +16,7 @@ def outcome():
     """Six requests, one a second; target 50 ms: two in time, one late, one rejected, one expired, one broken."""
     planned = np.arange(6.0)
     latency = np.array([0.010, 0.030, 0.070, 0.001, 0.060, NAN])
-    return Outcome(
+    return LoadOutcome(
         planned=planned,
         sent=planned + np.array([1e-4, 1e-4, 2e-4, 1e-4, 1e-4, NAN]),
         done=planned + latency,
@@ -96,7 +96,7 @@ def test_merge_brings_processes_together():
         fields = {name: getattr(found, name)[where] for name in ("planned", "sent", "done", "status", "profile")}
         more = {name: getattr(found, name)[where] for name in ("queue_s", "run_s", "batch", "retry_after_s", "image")}
         kept = {i: found.outputs[int(p)] for i, p in enumerate(where) if int(p) in found.outputs}
-        parts.append((where, Outcome(**fields, **more, outputs=kept, cpu_s=3e-4, connections=1, notes={"x": 1})))
+        parts.append((where, LoadOutcome(**fields, **more, outputs=kept, cpu_s=3e-4, connections=1, notes={"x": 1})))
     whole = merge(parts)
     assert whole.planned.tolist() == found.planned.tolist() and whole.outputs == found.outputs
     assert whole.profile.tolist() == found.profile.tolist()

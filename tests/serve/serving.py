@@ -20,12 +20,13 @@ import numpy as np
 
 from anyprec.format import Graph, GraphProfile, Op, Weight, nested_planes, write
 from anyprec.run.model import load
-from anyprec.serve.connections.connection import Patience
-from anyprec.serve.connections.server import Ending, Server, Tls, is_local, listen, new_loop
-from anyprec.serve.http.app import App, Bounds, make_app
+from anyprec.serve.connections.connection import ConnectionLimits
+from anyprec.serve.connections.server import DrainTimes, Server, Tls, is_local, listen, new_loop
+from anyprec.serve.http.app import App, make_app
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import Keys
-from anyprec.serve.models import Models, Settings, make_scheduler
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.models import ModelRepository, Settings, make_scheduler
+from anyprec.serve.scheduling.queue import QueueLimits
 
 LABELS = ("cat", "dog", "bird", "ship")
 
@@ -99,7 +100,7 @@ class SlowModel:
 class Running:
     """A server in a thread of this process."""
 
-    def __init__(self, server: Server, models: Models, thread: threading.Thread, port: int, loop: Any) -> None:
+    def __init__(self, server: Server, models: ModelRepository, thread: threading.Thread, port: int, loop: Any) -> None:
         self.server, self.models, self.thread, self.port, self.loop = server, models, thread, port, loop
 
     @property
@@ -118,12 +119,12 @@ def running(
     paths: dict[str, Path],
     *,
     settings: Settings | None = None,
-    bounds: Bounds | None = None,
-    patience: Patience | None = None,
+    request_limits: RequestLimits | None = None,
+    connection_limits: ConnectionLimits | None = None,
     keys: Keys | None = None,
     slow_s: float = 0.0,
     local: bool | None = None,
-    ending: Ending | None = None,
+    drain_times: DrainTimes | None = None,
     tls: Tls | None = None,
     watch_s: float | None = None,
 ) -> Iterator[Running]:
@@ -138,12 +139,12 @@ def running(
 
     listener = listen("127.0.0.1", 0)
     app = make_app(
-        {name: str(path) for name, path in paths.items()}, settings, keys=keys, bounds=bounds,
+        {name: str(path) for name, path in paths.items()}, settings, keys=keys, limits=request_limits,
         local=is_local(listener) if local is None else local, make=make,
     )  # fmt: skip
     models = app.models
     models.load_all()
-    server = Server(app, patience, ending or Ending(timeout_s=10.0), tls)
+    server = Server(app, connection_limits, drain_times or DrainTimes(timeout_s=10.0), tls)
     ready = threading.Event()
     server.on_ready = ready.set
     loop = new_loop()
@@ -238,4 +239,4 @@ def expected(path: Path, x: np.ndarray, bits: int | str) -> np.ndarray:
     return y
 
 
-SMALL = Limits(max_batch=4, max_queue=8)
+SMALL = QueueLimits(max_batch=4, max_queue=8)

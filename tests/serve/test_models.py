@@ -12,7 +12,7 @@ import pytest
 from serving import expected, images, save
 
 from anyprec.errors import AnyprecError, Draining, ModelFileError, ServeError, TruncatedFile
-from anyprec.serve.models import Models, Settings, metadata, named_paths, open_model, triton_config
+from anyprec.serve.models import ModelRepository, Settings, metadata, named_paths, open_model, triton_config
 from anyprec.serve.scheduling.queue import Request
 
 SETTINGS = Settings(slo_s=2.0, warm_up_s=0.05)
@@ -26,7 +26,7 @@ def path(tmp_path):
 @pytest.fixture
 def models(path):
     loads = []
-    found = Models({"net": str(path)}, SETTINGS, on_load=lambda name, good: loads.append(good))
+    found = ModelRepository({"net": str(path)}, SETTINGS, on_load=lambda name, good: loads.append(good))
     found.loads = loads
     found.load_all()
     yield found
@@ -134,7 +134,7 @@ import numpy as np
 from serving import expected, images, save
 from test_models import SETTINGS, answer
 from pathlib import Path
-from anyprec.serve.models import Models
+from anyprec.serve.models import ModelRepository
 
 change, path = sys.argv[1], Path(sys.argv[2])
 said = []
@@ -145,7 +145,7 @@ logging.getLogger("anyprec.serve").addHandler(handler)
 x = images(1)
 save(path)
 right = {bits: expected(path, x, bits) for bits in (1, 2, 4, 8)}
-models = Models({"net": str(path)}, SETTINGS)
+models = ModelRepository({"net": str(path)}, SETTINGS)
 models.load_all()
 times = os.stat(path)
 if change == "cut":
@@ -212,7 +212,7 @@ def test_unload_and_load(models, path):
 def test_a_server_does_not_start_with_a_broken_file(tmp_path, path):
     damaged(path, "flipped")
     for given, error in ((path, ModelFileError), (tmp_path / "none.apm", ServeError)):
-        models = Models({"net": str(given)}, SETTINGS)
+        models = ModelRepository({"net": str(given)}, SETTINGS)
         with pytest.raises(error):
             models.load_all()
 

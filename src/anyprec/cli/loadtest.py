@@ -19,8 +19,8 @@ from anyprec.arguments import duration, seed, span, whole
 from anyprec.cli.output import print_json
 from anyprec.errors import AnyprecError, LoadTestError
 from anyprec.loadtest import arrivals, report
-from anyprec.loadtest.client import Plan
-from anyprec.loadtest.outcome import Outcome
+from anyprec.loadtest.client import LoadPlan
+from anyprec.loadtest.outcome import LoadOutcome
 from anyprec.loadtest.processes import send_from_processes
 from anyprec.loadtest.target import OUTPUT_DTYPES, Target, find, fit, messages, noise
 from anyprec.progress import Progress
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     headers = dict(header(text) for text in args.header)
     target = find(args.url, args.model, headers)
     images, labels = pictures_of(args, target, len(times))
-    plan = Plan(
+    plan = LoadPlan(
         target.host,
         target.port,
         messages(
@@ -153,7 +153,7 @@ def read_images(path: Path) -> np.ndarray:
     return images
 
 
-def shown(plan: Plan, times: np.ndarray, processes: int, seconds: float) -> Outcome:
+def shown(plan: LoadPlan, times: np.ndarray, processes: int, seconds: float) -> LoadOutcome:
     """The load, with a bar that counts its seconds."""
     whole = math.ceil(seconds)
     with Progress("load", total=whole, unit="s") as progress:

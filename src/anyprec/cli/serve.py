@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anyprec.serve.connections.server import Server
     from anyprec.serve.connections.table import Network
     from anyprec.serve.http.keys import Keys
-    from anyprec.serve.models import Models
+    from anyprec.serve.models import ModelRepository
 
 EXAMPLE = "anyprec serve digits.apm --slo 50ms --port 8000"
 
@@ -151,11 +151,12 @@ def check_control(args: argparse.Namespace, keys: Keys, local: bool) -> None:
 
 
 def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Cores) -> Server:
-    from anyprec.serve.connections.connection import Patience
-    from anyprec.serve.connections.server import Ending, Server, Tls
-    from anyprec.serve.http.app import Bounds, make_app
+    from anyprec.serve.connections.connection import ConnectionLimits
+    from anyprec.serve.connections.server import DrainTimes, Server, Tls
+    from anyprec.serve.http.app import make_app
+    from anyprec.serve.http.bodies import RequestLimits
     from anyprec.serve.models import Settings
-    from anyprec.serve.scheduling.queue import Limits
+    from anyprec.serve.scheduling.queue import QueueLimits
 
     settings = Settings(
         slo_s=args.slo,
@@ -165,12 +166,12 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         threads=args.threads,
         engine_threads=args.engines,
         cores=cores.engines,
-        limits=Limits(**given(max_batch=args.max_batch, max_queue=args.max_queue)),
+        limits=QueueLimits(**given(max_batch=args.max_batch, max_queue=args.max_queue)),
         memory_budget=args.memory_budget,
         warm_up_s=args.warm_up,
         **given(max_pixels=args.max_pixels),
     )
-    bounds = Bounds(
+    request_limits = RequestLimits(
         **given(
             body=args.max_body,
             json=args.max_json,
@@ -180,9 +181,9 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
             answer_json=args.max_answer_json,
         )
     )
-    patience = Patience(
+    connection_limits = ConnectionLimits(
         per_address=args.max_connections_per_address,
-        message_bytes=4 * bounds.body + (1 << 20),
+        message_bytes=4 * request_limits.body + (1 << 20),
         **given(
             header_s=args.header_timeout,
             body_s=args.body_timeout,
@@ -190,7 +191,9 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
             connections=args.max_connections,
         ),
     )
-    app = make_app(paths, settings, keys=keys, bounds=bounds, local=args.local_control, log_requests=args.log_requests)
+    app = make_app(
+        paths, settings, keys=keys, limits=request_limits, local=args.local_control, log_requests=args.log_requests
+    )
 
     def read_anew() -> None:
         try:
@@ -201,8 +204,8 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         log.info("read anew after SIGHUP", api_keys=len(app.keys.api), control_keys=len(app.keys.control))
 
     tls = Tls(args.tls_cert, args.tls_key) if args.tls_cert else None
-    ending = Ending(args.drain_delay, args.drain_timeout)
-    return Server(app, patience, ending, tls, read_anew, trusted=tuple(args.trusted_proxy))
+    drain_times = DrainTimes(args.drain_delay, args.drain_timeout)
+    return Server(app, connection_limits, drain_times, tls, read_anew, trusted=tuple(args.trusted_proxy))
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -224,7 +227,7 @@ def warn(args: argparse.Namespace, keys: Keys, address: str, local: bool) -> Non
             log.warning("everybody on this machine can read the key file; chmod 600 it", file=path)
 
 
-def announce(models: Models, address: str) -> None:
+def announce(models: ModelRepository, address: str) -> None:
     """One line for people on stdout, once requests are answered; the log has the rest."""
     slo_ms = 1e3 * models.settings.slo_s
     for served in models:

@@ -25,9 +25,18 @@ from anyprec.files import write_text
 from anyprec.loadtest import arrivals
 from anyprec.progress import Progress
 from anyprec.serve.scheduling.latency import LatencyTable, read_table
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.simulation import capacity
-from anyprec.serve.simulation.simulate import BALANCES, QUIET, Autoscale, Noise, Result, Setup, Simulation, simulate
+from anyprec.serve.simulation.simulate import (
+    BALANCES,
+    QUIET,
+    Autoscale,
+    Noise,
+    Setup,
+    Simulation,
+    SimulationResult,
+    simulate,
+)
 
 EXAMPLE = "anyprec simulate digits.apm --arrivals gamma:400:4 --slo 20ms --servers 2"
 GRID = "0.5,0.8,1,1.5,2,3@1,2,4,8"
@@ -157,17 +166,17 @@ def read(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[st
     if str(args.model).endswith(".json"):
         times, accuracies = read_table(args.model)
     else:
-        times, accuracies = time_model(args)
+        times, accuracies = measure_latency(args)
     if args.save_table:
         record = {"ms": in_ms(times), "accuracy": accuracies}
         write_text(args.save_table, json.dumps(record, indent=2) + "\n")
     return times, accuracies
 
 
-def time_model(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
+def measure_latency(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
     from anyprec.run.model import load
     from anyprec.serve.scheduling.engine import accuracies
-    from anyprec.serve.scheduling.engine import time_model as measure
+    from anyprec.serve.scheduling.engine import measure_latency as measure
 
     model = load(args.model)
     with Progress("timing", unit="run") as progress:
@@ -190,7 +199,7 @@ def setup_of(
         times=times,
         accuracies=accuracies,
         slo=slo,
-        limits=Limits(max_batch=args.max_batch),
+        limits=QueueLimits(max_batch=args.max_batch),
         margin=args.margin,
         engines=args.engines,
         servers=max(args.servers, scale.least) if scale else args.servers,
@@ -221,7 +230,7 @@ def slo_of(text: str, times: dict[str, dict[int, float]]) -> float:
     return factor * times[str(widest)][1]
 
 
-def policy_of(name: str) -> capacity.Policy:
+def policy_of(name: str) -> capacity.PolicySetting:
     name = name.strip()
     if name in ("adaptive", "accuracy"):
         return name, None
@@ -238,9 +247,11 @@ def arrivals_of(args: argparse.Namespace) -> np.ndarray:
 # --- Answers ------------------------------------------------------------------------------------------------------
 
 
-def run_once(args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.Policy]) -> tuple[dict[str, Any], str]:
+def run_once(
+    args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.PolicySetting]
+) -> tuple[dict[str, Any], str]:
     times = arrivals_of(args)
-    results: list[Result] = []
+    results: list[SimulationResult] = []
     with Progress("simulate", total=None if args.find_servers else len(times) * len(policies), unit="request") as bar:
         for name, bits in policies:
             mine = replace(setup, policy=name, bits=bits)
@@ -264,7 +275,7 @@ def run_once(args: argparse.Namespace, setup: Setup, policies: Sequence[capacity
 
 
 def run_find_rate(
-    args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.Policy]
+    args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.PolicySetting]
 ) -> tuple[dict[str, Any], str]:
     share = share_of(args.find_rate, "--find-rate")
     kind, _, rest = args.arrivals.partition(":")
@@ -284,9 +295,12 @@ def run_find_rate(
 
 def run_grid(args: argparse.Namespace, setup: Setup) -> tuple[dict[str, Any], str]:
     loads, cv2s = grid_of(args.grid)
-    levels = Simulation(np.zeros(0), setup, args.seed).servers[0].desk.levels
+    levels = Simulation(np.zeros(0), setup, args.seed).servers[0].core.levels
     widest = levels[-1].profile
-    policies: list[capacity.Policy] = [("adaptive", None), *(("fixed", level.bits) for level in reversed(levels))]
+    policies: list[capacity.PolicySetting] = [
+        ("adaptive", None),
+        *(("fixed", level.bits) for level in reversed(levels)),
+    ]
     cells: list[capacity.Cell] = []
     with Progress("simulate", total=len(loads) * len(cv2s) * len(policies), unit="cell") as bar:
         base = capacity.highest_rate(
@@ -337,7 +351,7 @@ def share_of(percent: float, option: str) -> float:
 # --- Text ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(results: Sequence[Result]) -> str:
+def rows_of(results: Sequence[SimulationResult]) -> str:
     rows: list[Sequence[str]] = [HEAD]
     for result in results:
         record = result.record()
@@ -368,7 +382,7 @@ def label(setup: Setup) -> str:
     return setup.policy if setup.bits is None else f"{setup.bits} bit" if str(setup.bits).isdigit() else str(setup.bits)
 
 
-def missed(result: Result) -> str:
+def missed(result: SimulationResult) -> str:
     """Percent; as many digits as the number of requests can tell."""
     return f"{100 * (1 - result.attainment):.3f}"
 
@@ -381,7 +395,7 @@ def table_record(setup: Setup) -> dict[str, Any]:
     return {"ms": LatencyTable(setup.times).record()["ms"], "accuracy": dict(setup.accuracies)}
 
 
-def draw(result: Result, path: str) -> None:
+def draw(result: SimulationResult, path: str) -> None:
     from anyprec.loadtest.plots import draw as draw_rows
 
     title = f"{label(result.setup)}, simulated: {100 * result.attainment:.2f} % in time"

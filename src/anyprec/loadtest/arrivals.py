@@ -20,7 +20,7 @@ import numpy as np
 
 from anyprec.errors import ArrivalsError
 
-MOST = 50_000_000  # arrivals in one array, 400 MB: beyond that a number was mistyped
+MOST = 50_000_000  # arrivals in one array, 400 MB: more is a typing mistake
 TIME_NAMES = ("time", "t", "timestamp", "arrived", "arrival", "seconds")  # a trace's column of times ...
 COUNT_NAMES = ("count", "requests", "invocations", "n")  # ... or of counts per interval
 
@@ -58,7 +58,7 @@ def steps(parts: Sequence[tuple[float, float]], cv2: float = 1.0, seed: int = 0)
 
 
 def ramp(rate0: float, rate1: float, seconds: float, cv2: float = 1.0, seed: int = 0) -> np.ndarray:
-    """From rate0 to rate1 in a straight line."""
+    """A rate that changes linearly from rate0 to rate1."""
     check_rate(rate0)
     check_rate(rate1)
     check_seconds(seconds)

@@ -1,10 +1,10 @@
-"""An open-loop load generator: requests leave at times fixed beforehand, whether or not earlier ones were answered.
+"""Open-loop load generator: requests are sent at planned times, whether or not earlier ones were answered.
 
-    outcome = send(Plan(host, port, messages), times)
+    outcome = send(LoadPlan(host, port, messages), times)
 
-Latency is counted from the planned time, so a server that stalls is charged for every request that should have
-been sent meanwhile (no coordinated omission). One thread, plain sockets, no event loop library: about 60 microseconds
-of CPU a request, since the generator often shares its cores with the server it measures.
+Latency is counted from the planned time, so a server that stalls is charged for every request that should have been
+sent meanwhile (no coordinated omission). One thread with plain sockets takes about 60 us of CPU per request: the
+generator often shares its cores with the server it measures.
 Called by processes.py and bench/serve.py.
 """
 
@@ -25,23 +25,23 @@ import numpy as np
 
 from anyprec.errors import LoadTestError
 from anyprec.loadtest import wire
-from anyprec.loadtest.outcome import BROKEN, OK, UNANSWERED, Outcome
+from anyprec.loadtest.outcome import BROKEN, OK, UNANSWERED, LoadOutcome
 from anyprec.loadtest.poller import READ, WRITE, poller
 
-clock = time.perf_counter  # of the whole machine, so that processes can agree on a start
-BURST = 32  # sends before answers are looked at again
-LOOK_S = 0.1  # how often time-outs are looked for, and `tick` called
+clock = time.perf_counter  # the same in all processes, so that they can agree on a start
+BURST = 32  # sends before we read answers again
+LOOK_S = 0.1  # between checks for timeouts and calls of `tick`
 CHUNK = 1 << 16
 NEVER = float("nan")
 Tick = Callable[[float], None]
-DIGITS = re.compile(r"\d+(\.\d+)?")  # errors that differ in a number alone are counted as one
+DIGITS = re.compile(r"\d+(\.\d+)?")  # errors that differ only in a number are counted together
 NOT_ALLOWED = "not allowed to run in real time; the load was sent as usual"
 CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything but the times."""
+class LoadPlan:
+    """What to send, where and how; the times are given to `send`."""
 
     host: str
     port: int
@@ -49,13 +49,13 @@ class Plan:
     timeout_s: float = 10.0
     connections: int = 4  # opened before the start; more are opened whenever all are busy
     limit: int = 4096  # connections at once; beyond it requests wait, which is reported
-    keep_outputs: bool = False  # the bytes of the answers, for those who know the right ones
-    real_time: bool = False  # before all other programs of the machine, where the system allows it
+    keep_outputs: bool = False  # keep the bytes of the answers, to check them
+    real_time: bool = False  # with real-time priority, where the system allows it
     first: int = 0
     stride: int = 1  # between the messages of consecutive requests: each of 2 processes sends every other one
 
 
-class Connection:
+class ClientConnection:
     __slots__ = ("data", "more", "number", "request", "since", "socket", "unsent", "used")
 
     def __init__(self, sock: socket.socket) -> None:
@@ -64,15 +64,15 @@ class Connection:
         self.request = -1  # the one in flight; -1: idle
         self.since = 0.0
         self.unsent: memoryview | None = None
-        self.data: bytearray | None = None  # an answer that is not complete yet
-        self.more = 0  # how long `data` must be before it is looked at again
-        self.used = False  # has answered before: the server may have closed it since
+        self.data: bytearray | None = None  # of an incomplete answer
+        self.more = 0  # length of `data` at which it is parsed again
+        self.used = False  # has answered before, so the server may have closed it since
 
 
 class Sender:
     """One run of one process. Requests are numbers, positions in `times`."""
 
-    def __init__(self, plan: Plan, times: np.ndarray) -> None:
+    def __init__(self, plan: LoadPlan, times: np.ndarray) -> None:
         self.plan = plan
         self.planned = np.asarray(times, np.float64)
         count = len(self.planned)
@@ -87,8 +87,8 @@ class Sender:
         self.outputs: dict[int, bytes] = {}
         self.notes: dict[str, int] = {}
         self.poller = poller()
-        self.all: dict[int, Connection] = {}  # by file number
-        self.idle: list[Connection] = []  # the last used is used next: the rest may grow cold and be closed
+        self.all: dict[int, ClientConnection] = {}  # by file number
+        self.idle: list[ClientConnection] = []  # used last in, first out: the others may be closed by the server
         self.waiting: deque[int] = deque()  # requests that found the pool at its limit
         self.again: set[int] = set()  # requests that were sent a second time
         self.left = count
@@ -100,7 +100,7 @@ class Sender:
         self.family, self.address = found[0], found[4]
 
     def warm(self) -> None:
-        """Open the first connections. A server that is not there shows here, not a thousand times later."""
+        """Open the first connections; fails here, once, if there is no server."""
         for _ in range(min(self.plan.connections, self.plan.limit)):
             try:
                 sock = socket.create_connection((self.plan.host, self.plan.port), timeout=self.plan.timeout_s)
@@ -109,7 +109,7 @@ class Sender:
                 raise LoadTestError(f"{self.plan.host}:{self.plan.port}: no connection ({error})") from error
             self.idle.append(self.adopt(sock))
 
-    def run(self, start: float, tick: Tick | None = None) -> Outcome:
+    def run(self, start: float, tick: Tick | None = None) -> LoadOutcome:
         """Send everything, `start` being second 0 on `clock`; returns when all is answered, broken or timed out."""
         cpu = time.process_time()
         usual = real_time() if self.plan.real_time else None
@@ -188,7 +188,7 @@ class Sender:
             connection.unsent = memoryview(message)[count:]
             self.poller.change(connection.number, READ | WRITE)
 
-    def push(self, connection: Connection) -> None:
+    def push(self, connection: ClientConnection) -> None:
         """Send what the socket's buffer had no room for."""
         assert connection.unsent is not None
         try:
@@ -203,7 +203,7 @@ class Sender:
             connection.unsent = None
             self.poller.change(connection.number, READ)
 
-    def open(self, request: int) -> Connection | None:
+    def open(self, request: int) -> ClientConnection | None:
         try:
             sock = socket.socket(self.family, socket.SOCK_STREAM)
         except OSError as error:  # out of file numbers: those that are open must do
@@ -222,10 +222,10 @@ class Sender:
             return None
         return self.adopt(sock)
 
-    def adopt(self, sock: socket.socket) -> Connection:
+    def adopt(self, sock: socket.socket) -> ClientConnection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(sock)
+        connection = ClientConnection(sock)
         self.all[connection.number] = connection
         self.poller.add(connection.number, READ)
         self.opened += 1
@@ -233,7 +233,7 @@ class Sender:
 
     # --- Receiving -----------------------------------------------------------------------------------------------
 
-    def receive(self, connection: Connection) -> None:
+    def receive(self, connection: ClientConnection) -> None:
         try:
             data: bytes | bytearray = connection.socket.recv(CHUNK)
         except (BlockingIOError, InterruptedError):
@@ -300,7 +300,7 @@ class Sender:
 
     # --- Ends ----------------------------------------------------------------------------------------------------
 
-    def drop(self, connection: Connection, why: Exception | str, final: bool = False) -> None:
+    def drop(self, connection: ClientConnection, why: Exception | str, final: bool = False) -> None:
         """Close a connection. Its request goes out once more if the server may have closed it without seeing that."""
         del self.all[connection.number]
         self.poller.remove(connection.number)
@@ -342,9 +342,9 @@ class Sender:
         self.idle.clear()
         self.poller.close()
 
-    def outcome(self, start: float, cpu_s: float) -> Outcome:
+    def outcome(self, start: float, cpu_s: float) -> LoadOutcome:
         plan, count = self.plan, len(self.planned)
-        return Outcome(
+        return LoadOutcome(
             planned=self.planned,
             sent=np.array(self.sent, np.float64) - start,
             done=np.array(self.done, np.float64) - start,
@@ -364,7 +364,7 @@ class Sender:
         )
 
 
-def send(plan: Plan, times: np.ndarray, tick: Tick | None = None) -> Outcome:
+def send(plan: LoadPlan, times: np.ndarray, tick: Tick | None = None) -> LoadOutcome:
     """One load from this process. `tick` is called ten times a second with the seconds since the start.
 
     It is called between two sends, and should be quick. A thread of its own to show progress would be worse: one that
@@ -392,7 +392,7 @@ def real_time() -> tuple[int, Any] | None:
     return usual
 
 
-def check(plan: Plan, times: np.ndarray) -> None:
+def check(plan: LoadPlan, times: np.ndarray) -> None:
     if not len(plan.messages):
         raise LoadTestError("there is nothing to send; give at least one image")
     if len(times) and (np.diff(times) < 0).any():

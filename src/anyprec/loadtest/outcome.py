@@ -1,6 +1,6 @@
-"""What became of every request of a load: arrays, one entry a request in the order of their planned times.
+"""LoadOutcome: the outcome of every request of a load test, as arrays in the order of planned times.
 
-Made by client.py; report.py makes numbers of it. Times are seconds from the start of the load.
+Made by client.py, read by report.py. Times are seconds from the start of the load.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 OK = 200
-REJECTED = (429, 503)  # the server said at once that it cannot: no engine time was spent
-EXPIRED = 504  # taken in, then given up because the deadline had passed
-UNANSWERED = 0  # nothing came before the time-out
-BROKEN = -1  # no connection, or one that ended before the answer did
+REJECTED = (429, 503)  # refused by the server before spending engine time
+EXPIRED = 504  # accepted, then dropped after its deadline
+UNANSWERED = 0  # no answer before the timeout
+BROKEN = -1  # no connection, or it closed before the answer was complete
 
 
 @dataclass
-class Outcome:
+class LoadOutcome:
     planned: np.ndarray  # (n,) float64, when it should have been sent
     sent: np.ndarray  # (n,) float64, when it was; nan: never
     done: np.ndarray  # (n,) float64, when its answer was complete; nan: never
@@ -31,18 +31,18 @@ class Outcome:
     retry_after_s: np.ndarray  # (n,) float64, what a rejection advised; nan: nothing
     image: np.ndarray  # (n,) int64, which image was sent
     outputs: dict[int, bytes] = field(default_factory=dict)  # request -> the bytes of the answer, where kept
-    cpu_s: float = 0.0  # of the generator itself
+    cpu_s: float = 0.0  # CPU time of the generator
     connections: int = 0  # opened
-    resent: int = 0  # on a new connection, the kept one having been closed by the server meanwhile
-    waited: int = 0  # had to wait for a connection: the pool was at its limit
-    notes: dict[str, int] = field(default_factory=dict)  # what errors said, and how often
+    resent: int = 0  # on a new connection, since the server had closed the kept one
+    waited: int = 0  # waited for a connection, since the pool was at its limit
+    notes: dict[str, int] = field(default_factory=dict)  # error messages, and how often each occurred
 
     def __len__(self) -> int:
         return len(self.planned)
 
     @property
     def latency(self) -> np.ndarray:
-        """From the planned time, not from the time of sending: a stalled sender hides nothing. (n,) s, nan: none."""
+        """From the planned time, not the send time, so a stalled sender hides nothing. (n,) s, nan: no answer."""
         return np.where(self.status == OK, self.done - self.planned, np.nan)
 
     @property
@@ -67,8 +67,8 @@ ARRAYS = ("planned", "sent", "done", "status", "profile", "queue_s", "run_s", "b
 SUMS = ("cpu_s", "connections", "resent", "waited")
 
 
-def merge(parts: Sequence[tuple[np.ndarray, Outcome]]) -> Outcome:
-    """Several (positions, outcome) of one load, such as its processes', in one."""
+def merge(parts: Sequence[tuple[np.ndarray, LoadOutcome]]) -> LoadOutcome:
+    """Combine the (positions, outcome) of several processes."""
     order = np.argsort(np.concatenate([positions for positions, _ in parts]), kind="stable")
     whole: dict[str, Any] = {name: np.concatenate([getattr(part, name) for _, part in parts])[order] for name in ARRAYS}
     outputs = {int(where[i]): data for where, part in parts for i, data in part.outputs.items()}
@@ -77,17 +77,17 @@ def merge(parts: Sequence[tuple[np.ndarray, Outcome]]) -> Outcome:
         for note, count in part.notes.items():
             notes[note] = notes.get(note, 0) + count
     sums: dict[str, Any] = {name: sum(getattr(part, name) for _, part in parts) for name in SUMS}
-    return Outcome(**whole, outputs=outputs, notes=notes, **sums)
+    return LoadOutcome(**whole, outputs=outputs, notes=notes, **sums)
 
 
-def one_after_another(parts: Sequence[tuple[float, Outcome]]) -> Outcome:
-    """Several loads of (seconds, outcome) as if each had followed the one before."""
+def one_after_another(parts: Sequence[tuple[float, LoadOutcome]]) -> LoadOutcome:
+    """Concatenate several loads of (seconds, outcome) in time."""
     moved, shift, first = [], 0.0, 0
     for seconds, part in parts:
         times = {name: getattr(part, name) + shift for name in ("planned", "sent", "done")}
         rest = {name: getattr(part, name) for name in ARRAYS if name not in times}
         sums = {name: getattr(part, name) for name in SUMS}
-        outcome = Outcome(**times, **rest, **sums, outputs=part.outputs, notes=part.notes)
+        outcome = LoadOutcome(**times, **rest, **sums, outputs=part.outputs, notes=part.notes)
         moved.append((np.arange(first, first + len(part)), outcome))
         shift, first = shift + seconds, first + len(part)
     return merge(moved)

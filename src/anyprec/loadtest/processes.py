@@ -1,4 +1,4 @@
-"""The same load from several processes, for more requests than one can send. Called by cli_load.py.
+"""The same load from several processes, for more requests than one can send. Called by cli/loadtest.py.
 
 Each sends every n-th request at its own time; the clock they share is the machine's, so that the whole is one load.
 """
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from anyprec.errors import LoadTestError
-from anyprec.loadtest.client import LOOK_S, Plan, Sender, Tick, check, clock, send
-from anyprec.loadtest.outcome import Outcome, merge
+from anyprec.loadtest.client import LOOK_S, LoadPlan, Sender, Tick, check, clock, send
+from anyprec.loadtest.outcome import LoadOutcome, merge
 
 START_S = 0.05  # from the moment all are ready to the first request
 
 
-def send_from_processes(plan: Plan, times: np.ndarray, processes: int, tick: Tick | None = None) -> Outcome:
+def send_from_processes(plan: LoadPlan, times: np.ndarray, processes: int, tick: Tick | None = None) -> LoadOutcome:
     """The same load, dealt out to several processes in turn: request i is sent by process i modulo their number."""
     check(plan, times)
     processes = max(1, min(processes, len(times)))
@@ -65,7 +65,7 @@ def expect(pipe: Pipe) -> Any:
     return found
 
 
-def work(pipe: Pipe, plan: Plan, times: np.ndarray) -> None:
+def work(pipe: Pipe, plan: LoadPlan, times: np.ndarray) -> None:
     try:
         sender = Sender(plan, times)
         sender.warm()

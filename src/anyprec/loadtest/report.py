@@ -1,7 +1,7 @@
-"""Numbers of a load: an Outcome in, a Summary, a timeline, files (report.json, timeline.csv, requests.csv) out.
+"""Results of a load test: a LoadOutcome in; a Summary, a timeline and files (report.json, timeline.csv, ...) out.
 
-Called by cli_load.py and bench/serve.py. Attainment counts every request that was planned: what was rejected, lost or
-never sent missed its target as surely as what came late.
+Called by cli/loadtest.py and bench/serve.py. SLO attainment counts every planned request: rejected, lost and unsent
+requests missed their target like late ones.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from anyprec.files import make_folder, write_text
-from anyprec.loadtest.outcome import BROKEN, EXPIRED, OK, REJECTED, UNANSWERED, Outcome
+from anyprec.loadtest.outcome import BROKEN, EXPIRED, OK, REJECTED, UNANSWERED, LoadOutcome
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-LATE_S = 0.001  # a generator this late at p99 has changed the load it was asked for ...
+LATE_S = 0.001  # a generator later than this at p99 has changed the load it was asked for ...
 LATE_SHARE = 0.05  # ... unless the target is so long that it does not matter
 WINDOWS = 60  # rows of a timeline, more or less
 LEAST_WINDOW_S = 0.1
@@ -27,16 +27,16 @@ LEAST_WINDOW_S = 0.1
 
 @dataclass(frozen=True)
 class Summary:
-    """Shares are of all planned requests, 0 to 1; times are those of answered requests, from their planned time."""
+    """Shares are of all planned requests, 0 to 1. Latencies are of answered requests, from their planned time."""
 
     requests: int
     seconds: float
     rate: float  # requests a second, as planned
     slo_ms: float
     attainment: float  # answered within the target
-    accuracy: float | None  # percent, mean over what was answered
-    accuracy_is: str  # "measured", "expected" (the model file's note of each width) or "unknown"
-    effective_accuracy: float | None  # percent of all planned: right and in time
+    accuracy: float | None  # percent, mean over the answers
+    accuracy_is: str  # "measured", "expected" (from the model file's accuracy of each width) or "unknown"
+    effective_accuracy: float | None  # percent of all planned requests answered correctly and in time
     goodput: float  # answers in time a second
     answered: int
     late: int
@@ -46,10 +46,10 @@ class Summary:
     latency_ms: dict[str, float | None]
     queue_ms: dict[str, float | None]  # in the server's queue, as it reports
     run_ms: dict[str, float | None]
-    bits: dict[str, int]  # how many were answered at each
+    bits: dict[str, int]  # answers by width
     mean_bits: float | None
     mean_batch: float | None  # images that ran together
-    send_delay_ms: dict[str, float]  # the generator's own lateness
+    send_delay_ms: dict[str, float]  # delay of the generator itself
     cpu_us: float  # the generator's CPU time a request
     connections: int
     resent: int
@@ -62,7 +62,7 @@ class Summary:
 
 
 def summarize(
-    outcome: Outcome,
+    outcome: LoadOutcome,
     slo_s: float,
     seconds: float,
     *,
@@ -111,14 +111,16 @@ def summarize(
     )
 
 
-def judge(outcome: Outcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
+def judge(outcome: LoadOutcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
     """Was each answer right? `labels` belong to the images that were sent. (n,) bool"""
     made: np.ndarray = outcome.labels(datatype) == labels[outcome.image]
     return made
 
 
-def scores(outcome: Outcome, right: np.ndarray | None, expected: Mapping[str, float] | None) -> tuple[np.ndarray, str]:
-    """Percent each answer is worth, and how that is known. (n,) float64, nan: not known"""
+def scores(
+    outcome: LoadOutcome, right: np.ndarray | None, expected: Mapping[str, float] | None
+) -> tuple[np.ndarray, str]:
+    """Accuracy of each answer in percent, and where it comes from. (n,) float64, nan: unknown"""
     if right is not None:
         return 100.0 * right, "measured"
     known = dict(expected or {})
@@ -128,7 +130,7 @@ def scores(outcome: Outcome, right: np.ndarray | None, expected: Mapping[str, fl
     return np.array([known.get(profile, np.nan) for profile in outcome.profile.tolist()], np.float64), "expected"
 
 
-def warnings(outcome: Outcome, slo_s: float, delay: Mapping[str, float]) -> list[str]:
+def warnings(outcome: LoadOutcome, slo_s: float, delay: Mapping[str, float]) -> list[str]:
     found = []
     bound = max(milli(LATE_S), LATE_SHARE * milli(slo_s))
     if delay["p99"] > bound:
@@ -149,7 +151,7 @@ def warnings(outcome: Outcome, slo_s: float, delay: Mapping[str, float]) -> list
 
 
 def timeline(
-    outcome: Outcome,
+    outcome: LoadOutcome,
     slo_s: float,
     seconds: float,
     *,
@@ -193,7 +195,7 @@ def write(
     folder: Path,
     summary: Summary,
     rows: Sequence[Mapping[str, float | None]],
-    outcome: Outcome,
+    outcome: LoadOutcome,
     right: np.ndarray | None,
     about: Mapping[str, object],
 ) -> None:
@@ -271,7 +273,7 @@ def quantiles(seconds: np.ndarray, names: Sequence[str]) -> dict[str, float | No
     known = seconds[~np.isnan(seconds)]
     if not len(known):
         return {name: None for name in names}
-    # The smallest value that so many are at or below: no mean of two latencies, of which one never happened.
+    # Nearest-rank quantile: always a latency that occurred, never the mean of two.
     found = np.quantile(known, [QUANTILES[name] for name in names], method="inverted_cdf")
     return {name: milli(value) for name, value in zip(names, found, strict=True)}
 

@@ -1,7 +1,7 @@
-"""Where a load goes: a model of a server that speaks the Open Inference Protocol v2, and the bytes of one request.
+"""Target of a load test: a model on a server of the Open Inference Protocol v2, and the bytes of one request.
 
 `find(url, model)` asks the server what the model takes; `fit(images, target)` brings images into that form;
-`messages(target, images, ...)` makes the requests, ready to be sent. Called by cli_load.py and bench/serve.py.
+`messages(target, images, ...)` makes the requests, ready to be sent. Called by cli/loadtest.py and bench/serve.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTPUT_DTYPES: dict[str, np.dtype] = {
     "INT32": np.dtype(np.int32),
     "INT64": np.dtype(np.int64),
 }
-ANSWER_S = 10.0  # for the few questions before the load
+ANSWER_S = 10.0  # timeout of the requests for metadata before the load
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Target:
     path: str  # of the infer endpoint
     model: str
     input_name: str
-    datatypes: tuple[str, ...]  # that it takes, the preferred first
+    datatypes: tuple[str, ...]  # accepted, preferred first
     shape: tuple[int, ...]
     output_name: str
     output_datatype: str
@@ -167,7 +167,7 @@ def matches(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def noise(target: Target, count: int, seed: int = 0) -> np.ndarray:
-    """Random images where none are given: the time a packed model takes does not depend on what is on them."""
+    """Random images where none are given: the latency of a packed model does not depend on the content."""
     one, free = list(target.shape), [axis for axis, size in enumerate(target.shape) if size < 1]
     if target.image_size is not None and len(free) == 2:  # height comes before width in every layout
         one[free[0]], one[free[1]] = target.image_size
@@ -189,7 +189,7 @@ def messages(
     min_bits: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[bytes]:
-    """One whole HTTP request per image, so that sending is one system call and no work."""
+    """One whole HTTP request per image, built beforehand so that sending is one system call."""
     shape = [1, *images.shape[1:]]
     size = math.prod(shape) * images.itemsize
     datatype = next(name for name, dtype in DTYPES.items() if dtype == images.dtype)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from anyprec.colors import css_name
 from anyprec.errors import DataError
 from anyprec.files import make_folder, write_text
 from anyprec.report.page import document, table_html
 from anyprec.report.record import Row, Table
 
-COLORS = ("#d1453b", "#e07b00", "#2a9d5a", "#3b82f6", "#8b949e", "#a371f7", "#c9a400", "#00a3a3", "#e0559b")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 300, 52, 36, 12, 92
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 520, 300, 48, 40, 12, 62
 NAMES = {"accuracy": "accuracy, %", "miou": "mean IoU, %", "loss": "loss"}
 
 Points = Sequence[tuple[float, float]]
@@ -87,35 +88,49 @@ def chart(series: Mapping[str, Points], y_label: str) -> str:
     ys = [y for points in series.values() for _, y in points]
     x0, x1 = min(xs), max(max(xs), min(xs) + 1)
     margin = 0.05 * (max(ys) - min(ys)) or 1.0
-    y0, y1 = min(ys) - margin, max(ys) + margin
+    y0, y1 = max(0.0, min(ys) - margin), max(ys) + margin  # no metric here is negative
+    if y_label.endswith("%"):
+        y1 = min(100.0, y1)
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
         return across, TOP + (y1 - y) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(y_label)}">']
-    for i in range(5):
-        value = y0 + (y1 - y0) * i / 4
+    for value in round_ticks(y0, y1):
         _, y = place(x0, value)
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for value in dict.fromkeys(round(x0 + (x1 - x0) * i / 4) for i in range(5)):
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+    for value in round_ticks(x0, x1, whole=True):
         x, _ = place(value, y0)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">epoch</text>')
     ends = sorted((place(*points[-1])[1], name) for name, points in series.items())
     label_at, last = {}, -100.0
     for y, name in ends:
         last = max(y, last + 13)
         label_at[name] = last
-    for i, (name, points) in enumerate(series.items()):
-        color = COLORS[i % len(COLORS)]
+    for name, points in series.items():
+        color = css_name(name)
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points))
         if len(points) > 1:
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+            parts.append(f'<polyline points="{line}" fill="none" style="stroke:{color}" stroke-width="2"/>')
         for x, y in (place(*p) for p in points[-1:]):
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{color}"/>')
         words = "float" if name == "32" else f"{name} bit" if name.isdigit() else name
         x = place(*points[-1])[0]
         parts.append(f'<text x="{x + 8:.1f}" y="{label_at[name] + 4:.1f}" style="fill:{color}">{escape(words)}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Four to eight round numbers within [low, high]: 1, 2 or 5 times a power of ten apart.
+
+    round_ticks(20.3, 93.1) -> [30, 40, 50, 60, 70, 80, 90]
+    """
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= 8)
+    if whole:
+        step = max(1.0, step)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from anyprec.colors import DARK, css_variables
 from anyprec.errors import DataError
 from anyprec.files import make_folder, write_text
 from anyprec.report.record import OURS, RESULT, Claim, Result, Table, load, write_csv
@@ -75,7 +76,10 @@ def page(results: list[Result], run: dict[str, Any], folder: Path) -> str:
 
 
 def style() -> str:
-    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    """style.css, and the colors of widths for light and dark."""
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}"
+    own = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    return f":root {{ {css_variables()} }} {dark}\n{own}"
 
 
 def document(title: str, contents: list[tuple[str, str, str]], body: str) -> str:

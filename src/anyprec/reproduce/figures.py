@@ -16,10 +16,11 @@ from anyprec.analysis.distributions import (
     toy_activations,
     truncate_weights,
 )
+from anyprec.colors import width_color
 from anyprec.nn.switching import any_layers
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce.experiment import Context, Experiment, Finding, values_of
-from anyprec.reproduce.plots import COLORS, figure
+from anyprec.reproduce.plots import figure
 from anyprec.reproduce.scales import Net, nets
 from anyprec.reproduce.store import Training, width_name
 
@@ -137,7 +138,7 @@ def shift_claim(what: str, shifted: dict[str, dict[int, bool]]) -> Claim:
 
 def steps(axes: Any, found: Histogram) -> None:
     for bits in WIDTHS:
-        axes.stairs(found.density(bits), found.edges, color=COLORS[str(bits)], linewidth=1.4, label=f"{bits} bit")
+        axes.stairs(found.density(bits), found.edges, color=width_color(bits), linewidth=1.4, label=f"{bits} bit")
 
 
 def histogram_rows(name: str, found: Histogram) -> list[list[object]]:

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anyprec.colors import GRID, SERIES
 from anyprec.errors import MissingExtra
 from anyprec.files import make_folder, written_whole
 from anyprec.report.record import Picture, write_csv
-
-# One color per width, from the darkest (1 bit) on; readable on white and told apart in gray print
-COLORS = {"1": "#b3261e", "2": "#e07b00", "4": "#2a8c4a", "8": "#1f6feb", "float": "#57606a"}
-CYCLE = ("#1f6feb", "#e07b00", "#2a8c4a", "#b3261e", "#8250df", "#57606a")
-LIGHT = "#d0d7de"
 
 
 def pyplot() -> Any:
@@ -39,7 +35,7 @@ def figure(path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float
         yield axes
         for one in np.ravel(axes):
             if one.axison and not one.images:
-                one.grid(color=LIGHT, linewidth=0.7)
+                one.grid(color=GRID, linewidth=0.7)
                 one.set_axisbelow(True)
                 for side in ("top", "right"):
                     one.spines[side].set_visible(False)
@@ -64,7 +60,7 @@ def lines(
         for i, (name, values) in enumerate(series.items()):
             y = [np.nan if v is None else v for v in values]
             style = "--" if name in dashed else "-"
-            axes.plot(range(len(names)), y, style, marker="o", markersize=4, color=CYCLE[i % len(CYCLE)], label=name)
+            axes.plot(range(len(names)), y, style, marker="o", markersize=4, color=SERIES[i % len(SERIES)], label=name)
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("bits")
         axes.set_ylabel(y_label)
@@ -88,7 +84,7 @@ def heat(
             axes.text(j, i, form.format(values[i, j]), ha="center", va="center", fontsize=9, color=ink)
             if mark_least and values[i, j] == values[i].min():
                 axes.plot([j - 0.45, j + 0.45, j + 0.45, j - 0.45, j - 0.45],
-                          [i - 0.45, i - 0.45, i + 0.45, i + 0.45, i - 0.45], color=CYCLE[1], linewidth=2)  # fmt: skip
+                          [i - 0.45, i - 0.45, i + 0.45, i + 0.45, i - 0.45], color=SERIES[1], linewidth=2)  # fmt: skip
         axes.set_xticks(range(len(names)), names)
         axes.set_yticks(range(len(values)), names[: len(values)])
         axes.set_xlabel(x_label)

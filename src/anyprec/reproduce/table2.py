@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyprec.colors import SERIES
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.switching import any_layers
 from anyprec.packing.packing import PackReport, pack
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, paper_row
-from anyprec.reproduce.plots import CYCLE, figure
+from anyprec.reproduce.plots import figure
 from anyprec.reproduce.store import Training
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT
 from anyprec.zoo import build
@@ -169,7 +170,7 @@ def draw(
             bottom = 0.0
             for i, part in enumerate(parts):
                 label = f"{BITS[i]}" if at == 0 else None
-                color = CYCLE[i] if len(parts) > 1 else CYCLE[-1]
+                color = SERIES[i] if len(parts) > 1 else SERIES[-1]
                 axes.bar(at, part, 0.6, bottom, color=color, edgecolor="white", label=label)
                 bottom += part
             axes.text(at, bottom, f"{bottom:.1f}", ha="center", va="bottom", fontsize=9)

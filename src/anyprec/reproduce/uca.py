@@ -7,10 +7,11 @@ from itertools import pairwise
 import numpy as np
 
 from anyprec.analysis.compliance import Compliance
+from anyprec.colors import SERIES
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
 from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, paper_row
-from anyprec.reproduce.plots import CYCLE, figure, heat
+from anyprec.reproduce.plots import figure, heat
 from anyprec.reproduce.scales import default_net
 from anyprec.reproduce.store import Training, width_name
 from anyprec.widths import DEFAULT_WIDTHS
@@ -89,7 +90,7 @@ def over_time(context: Context, record: Compliance) -> Picture:
     with figure(context.folder / "uca-steps.png") as axes:
         for i, pair in enumerate(pairs):
             values = np.convolve(record.cosines[pair], np.ones(window) / window, "valid")
-            axes.plot(record.steps[window - 1 :], values, color=CYCLE[i], label=name(pair))
+            axes.plot(record.steps[window - 1 :], values, color=SERIES[i], label=name(pair))
         axes.set_xlabel("training step")
         axes.set_ylabel("cosine, mean over layers")
         axes.legend(frameon=False, fontsize=8)

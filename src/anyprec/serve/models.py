@@ -1,8 +1,8 @@
-"""The models of one server: paths in; loaded models with their schedulers out, renewed when a file is replaced.
+"""ModelRepository: model files in; loaded models with their schedulers out, reloaded when a file is replaced.
 
-A new file is opened and verified beside the old one; only if it is whole does it take over. What is loaded is a copy in
-memory: a file rewritten, cut or deleted in place changes no answer. Requests that were accepted before are answered.
-Called by cli_serve.py, and by app.py for every request; everything slow runs in other threads.
+A new file is opened and verified beside the old one and takes over only if it is complete. Models are copied into
+memory, so a file that is rewritten, truncated or deleted in place changes no answer. Accepted requests are always
+answered. Called by cli/serve.py, and by http/app.py for every request; everything slow runs in other threads.
 """
 
 from __future__ import annotations
@@ -27,36 +27,38 @@ from anyprec.run.model import PackedModel, load
 from anyprec.serve.connections.cores import keep_to
 from anyprec.serve.http.protocol import Signature, Tensor
 from anyprec.serve.monitoring.logs import log
-from anyprec.serve.scheduling.queue import Limits
-from anyprec.serve.scheduling.scheduler import Done, Outcome, Scheduler, call_each
+from anyprec.serve.scheduling.answer import Deliver, call_each
+from anyprec.serve.scheduling.engine import measure_latency
+from anyprec.serve.scheduling.queue import QueueLimits
+from anyprec.serve.scheduling.scheduler import Scheduler
 
-VERSION = "1"  # the one version a model has: a replaced file takes its place, and URLs with a version keep working
+VERSION = "1"  # the only version of a model, also of a replaced file; URLs with a version keep working
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 Stamp = tuple[int, int, int, int, int]  # device, inode, times of the last write and of the last change, size
-GONE: Stamp = (0, 0, 0, 0, 0)  # no file
+NO_FILE: Stamp = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of every model of a server."""
+    """Settings shared by all models of a server."""
 
     slo_s: float = 0.05
     policy: str = "adaptive"
-    bits: int | str | None = None  # of the policy "fixed"
+    bits: int | str | None = None  # with the policy "fixed"
     layout: str = "NCHW"
-    threads: int = 1  # of one call
+    threads: int = 1  # per call
     engine_threads: int = 1
-    cores: frozenset[int] | None = None  # that engines keep to; None: any
-    limits: Limits = field(default_factory=Limits)
+    cores: frozenset[int] | None = None  # cores that engine threads keep to; None: any
+    limits: QueueLimits = field(default_factory=QueueLimits)
     max_pixels: int = 1 << 20
     memory_budget: int | None = None
     warm_up_s: float = 3.0
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """One file as it is served. Replaced as a whole, so that a request never sees half of a change."""
+class LoadedModel:
+    """One loaded file. Immutable and replaced as a whole, so a request never sees half of a change."""
 
     model: PackedModel
     scheduler: Scheduler
@@ -66,7 +68,7 @@ class Loaded:
     since: float  # Unix time
 
     def output_shapes(self, x: np.ndarray) -> list[tuple[int, ...]]:
-        """Of all outputs, for this input and before it runs."""
+        """Shapes of all outputs for this input, known before it runs."""
         declared = [tensor.shape[1:] for tensor in self.signature.outputs]
         if not any(-1 in shape for shape in declared):
             return [(len(x), *shape) for shape in declared]
@@ -74,14 +76,23 @@ class Loaded:
         return self.model.output_shapes(len(x), height, width)
 
 
-Deliver = Callable[[list[tuple[Done, Outcome]]], None]
 MakeScheduler = Callable[[PackedModel, Settings, Deliver], Scheduler]
 
 
 def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> Scheduler:
-    """Measures the latency table, which takes warm_up_s seconds at most."""
+    """Measure the latency table, for at most about warm_up_s seconds, and start the scheduler."""
+    with Progress(f"measure {model.name}", unit="cell") as progress:
+        table = measure_latency(
+            model,
+            slo=settings.slo_s,
+            max_batch=settings.limits.max_batch,
+            threads=settings.threads,
+            seconds=settings.warm_up_s,
+            progress=progress,
+        )
     scheduler = Scheduler(
         model,
+        table,
         policy=settings.policy,
         bits=settings.bits,
         slo=settings.slo_s,
@@ -91,29 +102,27 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
         cores=settings.cores,
         deliver=deliver,
     )
-    with Progress(f"measure {model.name}", unit="cell") as progress:
-        scheduler.warm_up(progress, settings.warm_up_s)
     scheduler.start()
     return scheduler
 
 
-class Served:
-    """A name, its file, and what is loaded of it now."""
+class ServedModel:
+    """A name, its file, and what is loaded from it now."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path = name, path
-        self.now: Loaded | None = None
+        self.now: LoadedModel | None = None
         self.reason = "not loaded yet"  # why `now` is None
         self.loads = 0
-        self.refused: Stamp | None = None  # a broken file is not tried again until it changes
-        self.seen: Stamp | None = None  # a change is believed when it is seen twice: a copy may still be running
+        self.refused: Stamp | None = None  # of a file that was refused: not tried again until it changes
+        self.seen: Stamp | None = None  # a change must be seen twice, since a copy may still be running
 
     @property
     def state(self) -> str:
         return "UNAVAILABLE" if self.now is None else "READY"
 
 
-class Models:
+class ModelRepository:
     def __init__(
         self,
         paths: Mapping[str, str],
@@ -126,16 +135,16 @@ class Models:
         self.deliver = deliver
         self.make = make
         self.on_load = on_load
-        self.served = {name: Served(name, path) for name, path in paths.items()}
-        self._changing = threading.RLock()  # one load at a time: two would share the memory and the cores
+        self.served = {name: ServedModel(name, path) for name, path in paths.items()}
+        self._changing = threading.RLock()  # one load at a time, since two would compete for memory and cores
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._leaving: list[threading.Thread] = []
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.served.values())
 
-    def get(self, name: str) -> Served | None:
+    def get(self, name: str) -> ServedModel | None:
         return self.served.get(name)
 
     @property
@@ -148,9 +157,9 @@ class Models:
         for served in self:
             self.load(served)
 
-    def load(self, served: Served) -> None:
-        """Open the file, new or again; on an error nothing changes, and it is raised."""
-        keep_to(self.settings.cores)  # it is measured where it will run, and so are the threads it starts
+    def load(self, served: ServedModel) -> None:
+        """Load or reload the file; on an error nothing changes, and it is raised."""
+        keep_to(self.settings.cores)  # measure on the cores it will run on
         with self._changing:
             before = served.now
             stamp = None
@@ -169,22 +178,22 @@ class Models:
             self.on_load(served.name, True)
 
     def _take_over(
-        self, served: Served, before: Loaded | None, model: PackedModel, signature: Signature, stamp: Stamp
+        self, served: ServedModel, before: LoadedModel | None, model: PackedModel, signature: Signature, stamp: Stamp
     ) -> None:
         accuracies = {name: model.accuracy(name) for name in model.profiles}
         if before is not None and before.signature == signature:
-            before.scheduler.replace_model(model)  # what waits is answered by the new file
+            before.scheduler.replace_model(model)  # queued requests are answered by the new file
             scheduler = before.scheduler
         else:
-            # Requests that wait may have another shape, or name a width the new file lacks: the old file answers them.
+            # Queued requests may have another shape, or name a width the new file lacks: the old file answers them.
             scheduler = self.make(model, self.settings, self.deliver)
             if before is not None:
                 carry_policy(before.scheduler, scheduler)
-        served.now = Loaded(model, scheduler, signature, accuracies, stamp, time.time())
+        served.now = LoadedModel(model, scheduler, signature, accuracies, stamp, time.time())
         if before is not None and scheduler is not before.scheduler:
             self._drain_aside(before.scheduler)
 
-    def unload(self, served: Served) -> None:
+    def unload(self, served: ServedModel) -> None:
         with self._changing:
             before, served.now, served.reason = served.now, None, "unloaded"
             if before is not None:
@@ -199,7 +208,7 @@ class Models:
     # --- replaced files ---
 
     def check(self, at_once: bool = False) -> None:
-        """Load what was replaced since. at_once: also what has been seen in this form only once."""
+        """Load files that were replaced. at_once: also those whose change has been seen only once."""
         for served in self:
             with self._changing:
                 if served.now is None and served.reason == "unloaded":
@@ -207,9 +216,9 @@ class Models:
                 try:
                     stamp = stamp_of(served.path)
                 except ServeError as error:
-                    if served.refused != GONE:
+                    if served.refused != NO_FILE:
                         log.warning("model file gone, still serving it", model=served.name, error=str(error))
-                        served.refused = GONE
+                        served.refused = NO_FILE
                     continue
                 held = served.now.stamp if served.now else None
                 if stamp in (held, served.refused):
@@ -227,13 +236,13 @@ class Models:
                     log.info("model file replaced", model=served.name, path=served.path, loads=served.loads)
 
     def watch(self, every_s: float = 1.0) -> None:
-        """Look for replaced files from now on, in a thread of its own, until `close`."""
+        """Check for replaced files every `every_s` seconds, in a thread of its own, until `close`."""
 
         def look() -> None:
             while not self._stop.wait(every_s):
                 try:
                     self.check()
-                except Exception as error:  # the watch goes on, whatever one file did
+                except Exception as error:  # one bad file must not end the watch
                     log.error("looking for replaced files failed", error=repr(error))
 
         self._watcher = threading.Thread(target=look, name="anyprec-watch", daemon=True)
@@ -242,7 +251,7 @@ class Models:
     # --- the end ---
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Answer what was accepted, then stop."""
+        """Answer all accepted requests, then stop."""
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -254,13 +263,13 @@ class Models:
 
 
 def carry_policy(old: Scheduler, new: Scheduler) -> None:
-    """What was set on the page stays, unless the new file lacks that width."""
+    """Keep the policy set by a user, unless the new file lacks that width."""
     with contextlib.suppress(AnyprecError):
         new.set_policy(*old.policy)
 
 
 def open_model(path: str, settings: Settings) -> tuple[PackedModel, Signature, Stamp]:
-    """Read twice (by the format and by the engine): both must have seen the same file."""
+    """Read the file twice, by the format and by the engine; both must have seen the same version."""
     for _ in range(5):
         stamp = stamp_of(path)
         with ModelFile(path) as file:
@@ -345,8 +354,8 @@ def named_paths(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
-    """GET /v2/models/NAME. `parameters` is ours: what a client may want to know of the widths."""
+def metadata(name: str, loaded: LoadedModel, settings: Settings) -> dict[str, Any]:
+    """GET /v2/models/NAME. `parameters` is our extension: widths, accuracies, preprocessing, limits."""
     signature = loaded.signature
     return {
         "name": name,
@@ -369,8 +378,8 @@ def metadata(name: str, loaded: Loaded, settings: Settings) -> dict[str, Any]:
     }
 
 
-def triton_config(name: str, loaded: Loaded) -> dict[str, Any]:
-    """GET /v2/models/NAME/config: Triton's form of the same, which some of its clients read."""
+def triton_config(name: str, loaded: LoadedModel) -> dict[str, Any]:
+    """GET /v2/models/NAME/config: the same in Triton's form, which some of its clients read."""
 
     def tensor(one: Tensor) -> dict[str, Any]:
         return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": list(one.shape[1:])}

@@ -35,7 +35,7 @@ def dial(listener):
         yield connect
 
 
-class Served(asyncio.Protocol):
+class ServedModel(asyncio.Protocol):
     """Notes the client's port when it is connected, and what it sends."""
 
     order: list[int]
@@ -53,7 +53,7 @@ class Served(asyncio.Protocol):
 
 def serve(listener, until, per_address=512, close=False, loop=None):
     """The ports of clients in the order in which they were served, and what they sent, until `until(received)`."""
-    kind = type("Kind", (Served,), {"order": [], "received": {}, "transports": []})
+    kind = type("Kind", (ServedModel,), {"order": [], "received": {}, "transports": []})
 
     async def main():
         found = Acceptor(listener, kind, per_address)

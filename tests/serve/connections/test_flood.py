@@ -13,9 +13,9 @@ from attacks import INFER, Probe, statuses, take
 from health_under_attack import ATTACKS, GET, Crowd, is_open
 from serving import ask, images, infer, process, running
 
-from anyprec.serve.connections.connection import Patience
+from anyprec.serve.connections.connection import ConnectionLimits
 from anyprec.serve.connections.server import raise_file_limit
-from anyprec.serve.http.app import Bounds
+from anyprec.serve.http.bodies import RequestLimits
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def test_health_and_work_during(attack, port, model_path):
 
 
 def test_a_new_connection_takes_the_place_of_the_longest_idle(model_path):
-    patience = Patience(connections=10, per_address=10)
-    with running({"net": model_path}, patience=patience) as found, Crowd(found.port) as crowd:
+    connection_limits = ConnectionLimits(connections=10, per_address=10)
+    with running({"net": model_path}, connection_limits=connection_limits) as found, Crowd(found.port) as crowd:
         crowd.ask(10)
         first = crowd.sockets[0]
         first.settimeout(5)
@@ -51,8 +51,8 @@ def test_a_new_connection_takes_the_place_of_the_longest_idle(model_path):
 
 
 def test_an_address_at_its_limit_pushes_out_its_own(model_path):
-    patience = Patience(connections=20, per_address=5)
-    with running({"net": model_path}, patience=patience) as found, contextlib.ExitStack() as stack:
+    connection_limits = ConnectionLimits(connections=20, per_address=5)
+    with running({"net": model_path}, connection_limits=connection_limits) as found, contextlib.ExitStack() as stack:
         crowd = stack.enter_context(Crowd(found.port))
         other = stack.enter_context(Crowd(found.port, "127.0.0.2"))
         try:
@@ -86,7 +86,9 @@ def test_an_address_cannot_name_another_as_its_client(model_path):
 
 def test_the_reserve_answers_health_and_nothing_else(model_path):
     """Every place is taken by a request that is being worked on: no one is pushed out, and health is answered."""
-    with running({"net": model_path}, patience=Patience(connections=4, per_address=4), slow_s=0.001) as found:
+    with running(
+        {"net": model_path}, connection_limits=ConnectionLimits(connections=4, per_address=4), slow_s=0.001
+    ) as found:
         found.slow[0].seconds = 0.5
         replies = []
         threads = [threading.Thread(target=lambda: replies.append(infer(found.port, images(1)))) for _ in range(4)]
@@ -114,8 +116,10 @@ def test_the_reserve_answers_health_and_nothing_else(model_path):
 
 @pytest.fixture(scope="module")
 def hasty(model_path):
-    patience = Patience(header_s=0.3, body_s=0.3, write_s=0.3, idle_s=0.3)
-    with running({"net": model_path}, patience=patience, bounds=Bounds(body=8 << 20)) as found:
+    connection_limits = ConnectionLimits(header_s=0.3, body_s=0.3, write_s=0.3, idle_s=0.3)
+    with running(
+        {"net": model_path}, connection_limits=connection_limits, request_limits=RequestLimits(body=8 << 20)
+    ) as found:
         yield found
 
 

@@ -16,8 +16,8 @@ import pytest
 from serving import ask, expected, images, infer, output, process, running, save
 
 from anyprec.cli import main
-from anyprec.serve.connections.connection import Patience
-from anyprec.serve.connections.server import Ending, Tls, listen
+from anyprec.serve.connections.connection import ConnectionLimits
+from anyprec.serve.connections.server import DrainTimes, Tls, listen
 
 
 def wait_for(done, seconds=20.0):
@@ -236,7 +236,7 @@ def test_what_waits_is_answered_before_the_end(model_path):
 
 
 def test_a_delay_for_balancers(model_path):
-    with running({"net": model_path}, ending=Ending(delay_s=1.5, timeout_s=10)) as found:
+    with running({"net": model_path}, drain_times=DrainTimes(delay_s=1.5, timeout_s=10)) as found:
         connection = http.client.HTTPConnection("127.0.0.1", found.port, timeout=20)
         assert infer(found.port, images(1), connection=connection).status == 200
         found.loop.call_soon_threadsafe(found.server.stop)
@@ -249,7 +249,7 @@ def test_a_delay_for_balancers(model_path):
 
 
 def test_a_request_that_never_ends_does_not_hold_up_the_end_for_ever(model_path):
-    with running({"net": model_path}, ending=Ending(timeout_s=0.5)) as found:
+    with running({"net": model_path}, drain_times=DrainTimes(timeout_s=0.5)) as found:
         with socket.create_connection(("127.0.0.1", found.port)) as client:
             client.sendall(b"POST /v2/models/net/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
             wait_for(lambda: found.server.server_state.tasks)
@@ -275,7 +275,9 @@ def certificate(tmp_path_factory):
 
 def test_tls(model_path, certificate):
     cert, key = certificate
-    with running({"net": model_path}, tls=Tls(str(cert), str(key)), patience=Patience(header_s=5)) as found:
+    with running(
+        {"net": model_path}, tls=Tls(str(cert), str(key)), connection_limits=ConnectionLimits(header_s=5)
+    ) as found:
         trusting = ssl.create_default_context(cafile=str(cert))
         connection = http.client.HTTPSConnection("127.0.0.1", found.port, context=trusting, timeout=20)
         assert infer(found.port, images(1), connection=connection).status == 200
@@ -292,8 +294,8 @@ def test_tls(model_path, certificate):
 def test_handshakes_that_are_never_finished_take_no_place_from_others(model_path, certificate):
     """They are as many open files, and asyncio's own server does not tell of them."""
     cert, key = certificate
-    patience = Patience(connections=20, per_address=10)
-    with running({"net": model_path}, tls=Tls(str(cert), str(key)), patience=patience) as found:
+    connection_limits = ConnectionLimits(connections=20, per_address=10)
+    with running({"net": model_path}, tls=Tls(str(cert), str(key)), connection_limits=connection_limits) as found:
         trusting = ssl.create_default_context(cafile=str(cert))
         silent = []
         try:

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 from serving import expected, images, infer, output, running
 
-from anyprec.serve.connections.connection import Patience
-from anyprec.serve.http.app import Bounds
+from anyprec.serve.connections.connection import ConnectionLimits
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.models import Settings
 
 
 @pytest.fixture(scope="module")
 def tough(model_path):
     """Impatient, with small limits."""
-    patience = Patience(
+    connection_limits = ConnectionLimits(
         header_s=0.4, body_s=0.4, write_s=0.5, connections=60, per_address=60, header_bytes=8192, message_bytes=300_000
     )
-    bounds = Bounds(body=50_000, json=40_000, held=500_000)
-    with running({"net": model_path}, patience=patience, bounds=bounds) as found:
+    request_limits = RequestLimits(body=50_000, json=40_000, held=500_000)
+    with running({"net": model_path}, connection_limits=connection_limits, request_limits=request_limits) as found:
         yield found
 
 
@@ -36,9 +36,9 @@ def tough(model_path):
 def still_well(tough, model_path):
     yield
     end = time.monotonic() + 20
-    while (tough.app.held or tough.server.server_state.tasks) and time.monotonic() < end:
+    while (tough.app.bodies.held or tough.server.server_state.tasks) and time.monotonic() < end:
         time.sleep(0.02)
-    assert tough.app.held == 0 and not tough.server.server_state.tasks
+    assert tough.app.bodies.held == 0 and not tough.server.server_state.tasks
     x = images(2)
     reply = infer(tough.port, x, bits=4)
     assert reply.status == 200
@@ -256,7 +256,9 @@ def test_a_thousand_connections(model_path):
     from anyprec.serve.connections.server import raise_file_limit
 
     raise_file_limit(2500)  # both ends are in this process
-    patience = Patience(per_address=1000)
-    with running({"net": model_path}, settings=Settings(slo_s=30.0, warm_up_s=0.05), patience=patience) as found:
+    connection_limits = ConnectionLimits(per_address=1000)
+    with running(
+        {"net": model_path}, settings=Settings(slo_s=30.0, warm_up_s=0.05), connection_limits=connection_limits
+    ) as found:
         assert storm(found.port, 1000, 5, model_path) == []
         assert len(found.server.server_state.connections) <= 1000

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from serving import LABELS, SMALL, SlowModel, ask, expected, images, infer, output, running, save, tensor
 
-from anyprec.serve.http.app import Bounds, make_app
+from anyprec.serve.http.app import make_app
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.models import Settings, make_scheduler
 
@@ -186,9 +187,9 @@ def test_wrong_shapes_and_types(server):
 @pytest.fixture(scope="module")
 def narrow(model_path):
     """A server of small limits, whose every call takes 50 ms."""
-    bounds = Bounds(body=20_000, json=4_000, held=60_000, image_pixels=400)
+    request_limits = RequestLimits(body=20_000, json=4_000, held=60_000, image_pixels=400)
     settings = Settings(slo_s=0.5, warm_up_s=0.01, limits=SMALL)
-    with running({"net": model_path}, settings=settings, bounds=bounds, slow_s=0.05) as found:
+    with running({"net": model_path}, settings=settings, request_limits=request_limits, slow_s=0.05) as found:
         yield found
 
 
@@ -205,7 +206,7 @@ def test_large_bodies(narrow):
     connection.request("POST", "/v2/models/net/infer", iter([bytes(5000)] * 10), encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
-    assert narrow.app.held == 0
+    assert narrow.app.bodies.held == 0
 
 
 def unfinished(port, sent):
@@ -219,10 +220,10 @@ def unfinished(port, sent):
 
 def wait_for_held(app, right):
     for _ in range(300):
-        if right(app.held):
+        if right(app.bodies.held):
             break
         time.sleep(0.01)
-    assert right(app.held)
+    assert right(app.bodies.held)
 
 
 def test_bytes_count_when_they_come_not_when_they_are_declared(narrow):
@@ -298,7 +299,7 @@ def test_a_client_that_vanishes_costs_no_engine_time(narrow):
         time.sleep(0.01)
     ended = narrow.models.get("net").now.scheduler.stats()["requests"]
     assert ended["arrived"] == sum(ended[name] for name in ("answered", "overloaded", "expired", "cancelled", "failed"))
-    assert infer(narrow.port, images(1)).status == 200 and narrow.app.held == 0
+    assert infer(narrow.port, images(1)).status == 200 and narrow.app.bodies.held == 0
 
 
 # --- images ---

@@ -28,12 +28,12 @@ from anyprec.format import write
 from anyprec.run.image_limits import ImageTooLarge, check_bytes
 from anyprec.run.images import image_file
 from anyprec.run.model import load
-from anyprec.serve.connections.server import Ending
+from anyprec.serve.connections.server import DrainTimes
 from anyprec.serve.http import worker_main
-from anyprec.serve.http.app import Bounds
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.models import Settings
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 
 SILENT_S = 2.0  # of the probe; before, one answer silenced it for 17 s, and one picture for as long as it liked
 
@@ -135,7 +135,7 @@ def test_large_answers_hold_up_nobody(mask_path):
 
 
 def test_clients_that_leave_in_the_middle_of_a_large_answer(mask_path):
-    with running({"mask": mask_path}, bounds=Bounds(answer_json=1 << 30)) as found:
+    with running({"mask": mask_path}, request_limits=RequestLimits(answer_json=1 << 30)) as found:
         head = json.dumps(
             {
                 "inputs": [
@@ -152,7 +152,7 @@ def test_clients_that_leave_in_the_middle_of_a_large_answer(mask_path):
                 client.sendall(start.encode() + head + bytes(3 * 256 * 256))
                 assert b"200" in client.recv(1000)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wait_for(lambda: not found.server.server_state.tasks and found.app.held == 0)
+        wait_for(lambda: not found.server.server_state.tasks and found.app.bodies.held == 0)
         assert ask_mask(found.port, np.zeros((1, 3, 8, 8), np.uint8)).status == 200
 
 
@@ -174,7 +174,7 @@ def test_old_clients_get_large_answers_whole(mask_path):
 
 def test_outputs_count_among_the_bytes_held(mask_path):
     """One client's outputs are too many for the server; those of several together wait for each other."""
-    with running({"mask": mask_path}, bounds=Bounds(held=4 << 20), slow_s=0.3) as found:
+    with running({"mask": mask_path}, request_limits=RequestLimits(held=4 << 20), slow_s=0.3) as found:
         reply = ask_mask(found.port, np.zeros((1, 3, 256, 256), np.uint8), binary_data_output=True)
         assert reply.status == 413 and "--max-held" in reply.json["error"]
         replies: list[int] = []
@@ -188,7 +188,7 @@ def test_outputs_count_among_the_bytes_held(mask_path):
         for thread in threads:
             thread.join()
         assert set(replies) == {200, 503}
-        wait_for(lambda: found.app.held == 0)
+        wait_for(lambda: found.app.bodies.held == 0)
 
 
 def test_many_labels_are_written_aside(tmp_path):
@@ -236,7 +236,7 @@ def test_long_json_is_read_aside(tmp_path):
         b'{"inputs":[{"name":"input","shape":[1,3,8,8],"datatype":"UINT8","data":' + what + b"}]}"
         for what in (numbers, deep[: 4 << 20], b'"' + b"\\u0000" * 600_000 + b'"')
     ]
-    with running({"net": path}, bounds=Bounds(json=5 << 20)) as found, Probe(found.port):
+    with running({"net": path}, request_limits=RequestLimits(json=5 << 20)) as found, Probe(found.port):
         statuses: list[int] = []
 
         def attack(body: bytes) -> None:
@@ -339,8 +339,11 @@ def endless_images(monkeypatch):
 def test_a_decoder_that_does_not_end_is_ended(model_path, monkeypatch):
     """Those who wait are told at their deadline, the culprit when its time is up; then all is as before."""
     endless_images(monkeypatch)
-    settings = Settings(slo_s=0.5, warm_up_s=0.05, limits=Limits(grace=1.0))
-    with running({"net": model_path}, settings=settings, bounds=Bounds(image_s=3.0)) as found, Probe(found.port):
+    settings = Settings(slo_s=0.5, warm_up_s=0.05, limits=QueueLimits(grace=1.0))
+    with (
+        running({"net": model_path}, settings=settings, request_limits=RequestLimits(image_s=3.0)) as found,
+        Probe(found.port),
+    ):
         assert classify(found.port, photo(20, 20), "?deadline_ms=20000").status == 200
         culprits: list[Reply] = []
         threads = [
@@ -366,8 +369,8 @@ def test_a_decoder_that_does_not_end_is_ended(model_path, monkeypatch):
 
 def test_the_deadline_is_kept_while_a_picture_is_decoded(model_path, monkeypatch):
     endless_images(monkeypatch)
-    settings = Settings(slo_s=0.2, warm_up_s=0.05, limits=Limits(grace=1.0))
-    with running({"net": model_path}, settings=settings, bounds=Bounds(image_s=30.0)) as found:
+    settings = Settings(slo_s=0.2, warm_up_s=0.05, limits=QueueLimits(grace=1.0))
+    with running({"net": model_path}, settings=settings, request_limits=RequestLimits(image_s=30.0)) as found:
         assert classify(found.port, photo(20, 20), "?deadline_ms=20000").status == 200
         began = time.monotonic()
         reply = classify(found.port, photo(13, 13))
@@ -451,7 +454,7 @@ def test_sigterm_ends_the_process_whatever_it_does(model_path, tmp_path):
         "import sys, time\n"
         "from anyprec.cli import main\n"
         "from anyprec.serve import models\n"
-        "models.Models.unload = lambda *_: time.sleep(600)\n"
+        "models.ModelRepository.unload = lambda *_: time.sleep(600)\n"
         "models.PackedModel.__call__ = lambda self, x, *_, **__: time.sleep(600 if len(x) == 3 else 0)\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -480,7 +483,9 @@ def test_sigterm_ends_the_process_whatever_it_does(model_path, tmp_path):
 
 def test_a_busy_decoder_does_not_hold_up_the_end(model_path, monkeypatch):
     endless_images(monkeypatch)
-    with running({"net": model_path}, bounds=Bounds(image_s=100.0), ending=Ending(timeout_s=0.5)) as found:
+    with running(
+        {"net": model_path}, request_limits=RequestLimits(image_s=100.0), drain_times=DrainTimes(timeout_s=0.5)
+    ) as found:
         thread = threading.Thread(target=quietly, args=(classify, found.port, photo(13, 13), "?deadline_ms=60000"))
         thread.start()
         wait_for(lambda: found.app.readers.images._jobs)

@@ -16,7 +16,7 @@ from PIL import Image
 from serving import ask, images, infer, running
 
 from anyprec.serve.models import Settings
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 
 SLO_S = 0.2
 
@@ -24,7 +24,7 @@ SLO_S = 0.2
 def test_page_and_generator_agree_under_overload(model_path, tmp_path):
     """One image in 40 ms is 25 a second; 60 a second come, in bursts. The generator counts from the planned time; here
     its own delay is taken off again, for the server cannot know it."""
-    settings = Settings(slo_s=SLO_S, warm_up_s=0.2, limits=Limits(max_batch=1))
+    settings = Settings(slo_s=SLO_S, warm_up_s=0.2, limits=QueueLimits(max_batch=1))
     with running({"net": model_path}, settings=settings, slow_s=0.04) as server:
         command = [sys.executable, "-m", "anyprec", "loadtest", f"http://127.0.0.1:{server.port}", "--arrivals"]
         command += ["gamma:60:4", "--seconds", "4s", "--slo", f"{SLO_S}s", "--json", "--out", str(tmp_path)]

@@ -16,7 +16,7 @@ from anyprec.errors import InputError
 from anyprec.run.images import image_file
 from anyprec.run.model import load
 from anyprec.serve.http.images import read_image
-from anyprec.serve.http.protocol import Refusal, Signature, Tensor
+from anyprec.serve.http.protocol import HttpError, Signature, Tensor
 
 
 def signature(height=8, width=8, channels=3, layout="NCHW", **rest):
@@ -63,14 +63,14 @@ def test_gray_models_and_free_sizes():
 
 @pytest.mark.parametrize("raw", [b"", b"GIF89a", b"RIFF....WEBP", b"\x00" * 100, b"<svg/>", b"BM"])
 def test_other_files_are_415(raw):
-    with pytest.raises(Refusal, match="neither a JPEG nor a PNG") as error:
+    with pytest.raises(HttpError, match="neither a JPEG nor a PNG") as error:
         read_image(raw, signature())
     assert error.value.status == 415
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (10_000, 10_000), (1001, 1000)])
 def test_bombs_are_refused_by_their_header(size):
-    with pytest.raises(Refusal, match="pixels") as error:
+    with pytest.raises(HttpError, match="pixels") as error:
         read_image(png_of_size(*size), signature(), max_pixels=1_000_000)
     assert error.value.status == 413
 

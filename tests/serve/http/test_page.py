@@ -3,6 +3,7 @@
 Skipped where Chromium, its driver or selenium are missing (Debian: chromium, chromium-driver).
 """
 
+import argparse
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
+from anyprec.cli import loadtest  # noqa: E402
 from anyprec.serve.http.keys import read_keys  # noqa: E402
 from anyprec.serve.models import Settings  # noqa: E402
 from anyprec.serve.monitoring.metrics import ServedRun  # noqa: E402
@@ -81,6 +83,25 @@ def test_it_shows_what_is_served(browser, server):
     assert complaints(browser) == []
 
 
+def test_an_idle_server_says_what_to_type(browser, model_path):
+    with running({"net": model_path}) as server:
+        open_page(browser, server)
+        wait(browser, lambda: browser.find_element(By.ID, "empty").is_displayed())
+        commands = [code.text for code in browser.find_elements(By.CSS_SELECTOR, "#empty code")]
+        address = f"http://127.0.0.1:{server.port}"
+        assert commands[0] == f"curl --data-binary @photo.jpg {address}/v2/models/net/classify"
+        assert commands[1].startswith(f"anyprec loadtest {address} --model net --arrivals poisson:100")
+        assert not browser.find_element(By.ID, "charts").is_displayed()
+        drop = browser.find_element(By.ID, "drop")
+        assert drop.is_displayed() and drop.location["y"] < 400  # without scrolling
+        assert infer(server.port, images()).status == 200
+        wait(browser, lambda: browser.find_element(By.ID, "charts").is_displayed())
+        assert not browser.find_element(By.ID, "empty").is_displayed()
+    parser = argparse.ArgumentParser()
+    loadtest.add_arguments(parser)
+    assert parser.parse_args(commands[1].split()[2:]).url == address
+
+
 def test_the_dial_holds_a_width_and_frees_it(browser, server):
     open_page(browser, server)
     wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#choices input"))
@@ -95,7 +116,8 @@ def test_the_dial_holds_a_width_and_frees_it(browser, server):
 def test_an_image_is_answered_at_every_width(browser, server, tmp_path):
     open_page(browser, server)
     browser.find_element(By.ID, "file").send_keys(image_file(tmp_path))
-    rows = wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#answer tbody tr"))
+    wait(browser, lambda: "median of 5 runs" in text(browser, "answer"))
+    rows = browser.find_elements(By.CSS_SELECTOR, "#answer tbody tr")
     widths = [row.find_element(By.TAG_NAME, "th").text for row in rows]
     assert widths == ["1 bit", "2 bit", "4 bit", "8 bit"]
     assert all("ms" in row.text and "%" in row.text for row in rows)

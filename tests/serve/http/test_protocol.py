@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from anyprec.errors import AnyprecError, InputError
 from anyprec.serve.http.protocol import (
     PIECE,
-    Call,
+    InferRequest,
+    RequestedOutput,
     Signature,
     Tensor,
-    Wanted,
     answer_size,
     as_text,
-    read_call,
+    read_infer_request,
     write_answer,
 )
 
@@ -55,7 +55,7 @@ def binary(raw: bytes, datatype: str, shape=(1, 3, 2, 2), size=None):
 
 def test_json_tensors_flat_and_nested():
     for data in (list(range(12)), X.tolist()):
-        call = read_call(body(tensor={"data": data}), None, SIGNATURE)
+        call = read_infer_request(body(tensor={"data": data}), None, SIGNATURE)
         np.testing.assert_array_equal(call.x, X, strict=True)
         assert [one.number for one in call.wanted] == [0, 1] and not any(one.binary for one in call.wanted)
 
@@ -66,30 +66,32 @@ def test_binary_floats_become_aligned_float32(datatype, dtype):
     for spaces in range(8):  # a JSON header of any length in front
         raw, length = binary(values.tobytes(), datatype)
         raw = b" " * spaces + raw
-        call = read_call(raw, length + spaces, SIGNATURE)
+        call = read_infer_request(raw, length + spaces, SIGNATURE)
         assert call.x.dtype == np.float32 and call.x.flags.aligned
         np.testing.assert_array_equal(call.x, values.astype(np.float32))
 
 
 def test_a_raw_body_without_json():
-    call = read_call(X.tobytes() * 3, 0, SIGNATURE)
+    call = read_infer_request(X.tobytes() * 3, 0, SIGNATURE)
     np.testing.assert_array_equal(call.x, np.concatenate([X] * 3), strict=True)
     assert all(one.binary for one in call.wanted)
     with pytest.raises(InputError, match="images of this model have 12 each"):
-        read_call(b"x" * 13, 0, SIGNATURE)
+        read_infer_request(b"x" * 13, 0, SIGNATURE)
     with pytest.raises(InputError, match="leaves the size"):
-        read_call(b"x" * 12, 0, FREE)
+        read_infer_request(b"x" * 12, 0, FREE)
 
 
 def test_parameters():
-    call = read_call(body(parameters={"bits": 2, "deadline_ms": 20, "other": [1]}, id="a"), None, SIGNATURE)
+    call = read_infer_request(body(parameters={"bits": 2, "deadline_ms": 20, "other": [1]}, id="a"), None, SIGNATURE)
     assert (call.bits, call.deadline_s, call.id, call.min_bits) == (2, 0.02, "a", 1)
-    assert read_call(body(parameters={"bits": "fast"}), None, SIGNATURE).bits == "fast"
-    assert read_call(body(parameters={"bits": "2"}), None, SIGNATURE).bits == 2
-    assert read_call(body(parameters={"min_bits": 2}), None, SIGNATURE).min_bits == 2
-    assert read_call(body(parameters={"timeout": 5000}), None, SIGNATURE).deadline_s == 0.005
-    assert read_call(body(parameters={"timeout": 0}), None, SIGNATURE).deadline_s is None
-    assert all(one.binary for one in read_call(body(parameters={"binary_data_output": True}), None, SIGNATURE).wanted)
+    assert read_infer_request(body(parameters={"bits": "fast"}), None, SIGNATURE).bits == "fast"
+    assert read_infer_request(body(parameters={"bits": "2"}), None, SIGNATURE).bits == 2
+    assert read_infer_request(body(parameters={"min_bits": 2}), None, SIGNATURE).min_bits == 2
+    assert read_infer_request(body(parameters={"timeout": 5000}), None, SIGNATURE).deadline_s == 0.005
+    assert read_infer_request(body(parameters={"timeout": 0}), None, SIGNATURE).deadline_s is None
+    assert all(
+        one.binary for one in read_infer_request(body(parameters={"binary_data_output": True}), None, SIGNATURE).wanted
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_parameters():
 )  # fmt: skip
 def test_every_mistake_has_its_sentence(raw, says):
     with pytest.raises(AnyprecError, match=says) as error:
-        read_call(raw, None, SIGNATURE)
+        read_infer_request(raw, None, SIGNATURE)
     assert len(str(error.value)) < 400
 
 
@@ -170,28 +172,28 @@ def test_binary_mistakes():
         (body() + b"xx", len(body()), "2 bytes follow the JSON, and no input"),
     ):
         with pytest.raises(InputError, match=says):
-            read_call(wrong, header, SIGNATURE)
+            read_infer_request(wrong, header, SIGNATURE)
 
 
 def test_images_of_free_size_are_bounded():
     good = np.zeros((1, 3, 8, 8), np.uint8)
     raw, length = binary(good.tobytes(), "UINT8", good.shape)
-    assert read_call(raw, length, FREE).x.shape == good.shape
+    assert read_infer_request(raw, length, FREE).x.shape == good.shape
     large = np.zeros((1, 3, 1, 65), np.uint8)
     raw, length = binary(large.tobytes(), "UINT8", large.shape)
     with pytest.raises(InputError, match="at most 64 pixels"):
-        read_call(raw, length, FREE)
+        read_infer_request(raw, length, FREE)
 
 
 def test_bytes_are_refused_where_the_file_does_not_explain_them():
     with pytest.raises(InputError, match="give one of FP32"):
-        read_call(body(), None, FLOAT_ONLY)
+        read_infer_request(body(), None, FLOAT_ONLY)
 
 
 @given(st.binary(max_size=300), st.none() | st.integers(0, 310))
 def test_random_bytes_are_an_error_of_ours(raw, header_length):
     with pytest.raises(AnyprecError):
-        read_call(raw + b"!", header_length or None, SIGNATURE)
+        read_infer_request(raw + b"!", header_length or None, SIGNATURE)
 
 
 JSON = st.recursive(
@@ -209,7 +211,7 @@ JSON = st.recursive(
 def test_any_json_in_any_place_is_read_or_refused(place, value, in_tensor):
     raw = body(tensor={place: value}) if in_tensor else body(**{place: value})
     try:
-        call = read_call(raw, None, SIGNATURE)
+        call = read_infer_request(raw, None, SIGNATURE)
     except AnyprecError:
         return
     assert call.x.shape[1:] == (3, 2, 2)
@@ -229,7 +231,7 @@ def written(*args):
 
 
 def test_json_and_binary_outputs():
-    call = Call(X, (Wanted(0), Wanted(1, binary=True)), id="7")
+    call = InferRequest(X, (RequestedOutput(0), RequestedOutput(1, binary=True)), id="7")
     raw, length = written(ABOUT, call, SIGNATURE, Y)
     record = json.loads(raw[:length])
     assert record["id"] == "7" and record["parameters"] == {"bits": 2}
@@ -240,44 +242,47 @@ def test_json_and_binary_outputs():
 
 def test_json_has_no_nan():
     y = [np.array([[np.nan, np.inf, 1.0]], np.float32)]
-    raw, length = written(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, y)
+    raw, length = written(ABOUT, InferRequest(X, (RequestedOutput(0),)), SIGNATURE, y)
     assert length is None
     assert json.loads(raw, parse_constant=pytest.fail)["outputs"][0]["data"] == [None, None, 1.0]
 
 
 def test_classification():
-    raw, length = written(ABOUT, Call(X, (Wanted(0, classes=2),)), SIGNATURE, Y)
+    raw, length = written(ABOUT, InferRequest(X, (RequestedOutput(0, classes=2),)), SIGNATURE, Y)
     output = json.loads(raw)["outputs"][0]
     assert output == {"name": "head", "datatype": "BYTES", "shape": [1, 2], "data": ["3.25:1:dog", "0.5:0:cat"]}
-    raw, length = written(ABOUT, Call(X, (Wanted(0, True, 1),)), SIGNATURE, Y)
+    raw, length = written(ABOUT, InferRequest(X, (RequestedOutput(0, True, 1),)), SIGNATURE, Y)
     assert raw[length:] == struct.pack("<I", 10) + b"3.25:1:dog"
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
 def test_json_numbers_keep_every_bit(values):
     y = np.array([values], np.float32)
-    raw, _ = written(ABOUT, Call(X, (Wanted(0),)), SIGNATURE, [y])
+    raw, _ = written(ABOUT, InferRequest(X, (RequestedOutput(0),)), SIGNATURE, [y])
     np.testing.assert_array_equal(np.array(json.loads(raw)["outputs"][0]["data"], np.float32), y[0])
 
 
 def test_large_answers_come_in_pieces():
     """None has more than PIECE numbers; together they are the JSON; binary tensors are the engine's own memory."""
     y = np.random.default_rng(0).standard_normal((1, 2, 200, 300)).astype(np.float32)
-    found = write_answer(ABOUT, Call(X, (Wanted(0), Wanted(1))), SIGNATURE, [Y[0], y])
+    found = write_answer(ABOUT, InferRequest(X, (RequestedOutput(0), RequestedOutput(1))), SIGNATURE, [Y[0], y])
     pieces = list(found.pieces())
     assert max(len(piece) for piece in pieces if isinstance(piece, np.ndarray)) == PIECE
     outputs = json.loads(b"".join(map(as_text, pieces)))["outputs"]
     np.testing.assert_array_equal(np.array(outputs[1]["data"], np.float32).reshape(y.shape), y)
     assert outputs[0]["data"] == [0.5, 3.25, -1.0]
-    found = write_answer(ABOUT, Call(X, (Wanted(1, binary=True),)), SIGNATURE, [Y[0], y])
+    found = write_answer(ABOUT, InferRequest(X, (RequestedOutput(1, binary=True),)), SIGNATURE, [Y[0], y])
     assert np.shares_memory(np.frombuffer(found.tensors[0], np.uint8), y)
 
 
 def test_the_size_of_an_answer_is_known_before_the_run():
     shapes = [(2, 3), (2, 2, 400, 400)]
-    count, most = answer_size(Call(X, (Wanted(0), Wanted(1))), shapes)
+    count, most = answer_size(InferRequest(X, (RequestedOutput(0), RequestedOutput(1))), shapes)
     assert count == 6 + 2 * 2 * 400 * 400
     worst = np.full(count, -1776749510656.0, np.float32)
     assert len(as_text(worst)) == most - 1
-    assert answer_size(Call(X, (Wanted(0, binary=True), Wanted(1, binary=True))), shapes) == (0, 0)
-    assert answer_size(Call(X, (Wanted(0, classes=1000),)), shapes)[0] == 6
+    assert answer_size(InferRequest(X, (RequestedOutput(0, binary=True), RequestedOutput(1, binary=True))), shapes) == (
+        0,
+        0,
+    )
+    assert answer_size(InferRequest(X, (RequestedOutput(0, classes=1000),)), shapes)[0] == 6

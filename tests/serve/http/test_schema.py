@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from serving import ask, running
 
-from anyprec.serve.http.app import Bounds
+from anyprec.serve.http.bodies import RequestLimits
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.http.openapi import describe
 
@@ -26,7 +26,7 @@ locked = schemathesis.openapi.from_dict(describe(["net"], keys=True, control=Tru
 
 @pytest.fixture(scope="module")
 def address(model_path):
-    with running({"net": model_path}, bounds=Bounds(body=1 << 20, json=1 << 18)) as server:
+    with running({"net": model_path}, request_limits=RequestLimits(body=1 << 20, json=1 << 18)) as server:
         assert ask(server.port, "GET", "/openapi.json").json == opened.raw_schema
         yield f"http://127.0.0.1:{server.port}"
 
@@ -34,7 +34,7 @@ def address(model_path):
 @pytest.fixture(scope="module")
 def locked_address(model_path):
     with running(
-        {"net": model_path}, bounds=Bounds(body=1 << 20, json=1 << 18), keys=read_keys(environ=KEYS)
+        {"net": model_path}, request_limits=RequestLimits(body=1 << 20, json=1 << 18), keys=read_keys(environ=KEYS)
     ) as server:
         assert ask(server.port, "GET", "/openapi.json", x_api_key="a" * 16).json == locked.raw_schema
         yield f"http://127.0.0.1:{server.port}"

@@ -23,7 +23,7 @@ from anyprec.serve.monitoring.recent import (
     LATE,
     REFUSED,
     Period,
-    Recent,
+    RecentSeconds,
     mean_accuracy,
     window_record,
 )
@@ -107,11 +107,11 @@ def test_totals_in_tritons_form():
 
 
 def test_seconds_and_their_sum():
-    recent = Recent()
+    recent = RecentSeconds()
     for at, bits in ((100.2, 8), (100.9, 2), (101.0, 2), (102.5, 1)):
-        recent.ended(at, LATE if bits == 1 else IN_TIME, 0.010, [bits])
-    recent.ended(102.7, REFUSED)
-    recent.ended(103.05, REFUSED)  # of the second under way
+        recent.second(at).count(LATE if bits == 1 else IN_TIME, 0.010, [bits])
+    recent.second(102.7).count(REFUSED)
+    recent.second(103.05).count(REFUSED)  # of the second under way
     accuracy = {8: 90.0, 2: 80.0, 1: 70.0}.get
     rows = recent.series(103.1, 4, accuracy)
     assert [row["answered"] for row in rows] == [0, 2, 1, 1] and [row["ago"] for row in rows] == [4, 3, 2, 1]
@@ -126,9 +126,9 @@ def test_seconds_and_their_sum():
 
 
 def test_old_seconds_are_forgotten_and_memory_is_bounded():
-    recent = Recent()
+    recent = RecentSeconds()
     for second in range(3 * KEEP):
-        recent.ended(float(second), IN_TIME, 0.01, [8])
+        recent.second(float(second)).count(IN_TIME, 0.01, [8])
     rows = recent.series(3.0 * KEEP, 10 * KEEP)
     assert len(rows) == KEEP - 1 and all(row["answered"] == 1 for row in rows)
     assert all(row["answered"] == 0 for row in recent.series(10.0 * KEEP, KEEP))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anyprec.cli.serve import add_arguments
-from anyprec.serve.connections.connection import Patience
+from anyprec.serve.connections.connection import ConnectionLimits
 from anyprec.serve.ray.options import read_options
 
 yaml = pytest.importorskip("yaml")
@@ -149,7 +149,7 @@ def test_systemd_waits_for_the_drain():
     found = options(arguments)
     assert float(said["TimeoutStopSec"].removesuffix("s")) >= found.drain_delay + found.drain_timeout + 5
     assert (
-        int(said["LimitNOFILE"]) >= (found.max_connections or Patience().connections) + 256
+        int(said["LimitNOFILE"]) >= (found.max_connections or ConnectionLimits().connections) + 256
         and "HUP" in said["ExecReload"]
     )
 

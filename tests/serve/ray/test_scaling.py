@@ -74,9 +74,9 @@ def test_misses_count_where_no_narrower_width_is_left():
 
 def test_reads_what_a_scheduler_says(tmp_path):
     model = load(save(tmp_path / "net.apm"))
-    scheduler = Scheduler(model, slo=1.0)
     ms = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
-    scheduler.use_table(LatencyTable({str(b): {n: 1e-3 * n * ms[b] for n in (1, 8)} for b in model.widths}))
+    table = LatencyTable({str(b): {n: 1e-3 * n * ms[b] for n in (1, 8)} for b in model.widths})
+    scheduler = Scheduler(model, table, slo=1.0)
     idle = report_of([scheduler.stats()])
     assert idle == {LEAST: 0.0, MOST: 0.0, SHORT: 0.0}
     with scheduler:

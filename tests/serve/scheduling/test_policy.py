@@ -12,7 +12,7 @@ from anyprec.serve.scheduling.policy import (
     Adaptive,
     Fixed,
     Level,
-    State,
+    PolicyInput,
     largest,
     levels_of,
     possible_batches,
@@ -41,7 +41,7 @@ def state(deadlines_ms, of=None, **more):
     queue = Queue()
     for ms in deadlines_ms:
         queue.add(Request(None, ms / 1e3))
-    return State(0.0, queue, of or table(), **more)
+    return PolicyInput(0.0, queue, of or table(), **more)
 
 
 def chosen(policy, s):

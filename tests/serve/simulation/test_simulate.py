@@ -8,8 +8,8 @@ import pytest
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma, poisson
-from anyprec.serve.scheduling.policy import Adaptive, Level, State
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.policy import Adaptive, Level, PolicyInput
+from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.simulation.capacity import beaten, fewest_servers, grid, highest_rate
 from anyprec.serve.simulation.simulate import BALANCES, QUIET, Autoscale, Noise, Setup, simulate
 
@@ -36,7 +36,7 @@ def test_no_request_at_all():
 
 def test_a_queue_with_one_width_waits_as_long_as_theory_says():
     """M/D/1: the mean wait is rho / (2 (1 - rho)) services, at rho = 0.6 that is 0.75 of one."""
-    one = Setup({"8": {1: 0.01}}, slo=1000.0, policy="fixed", bits=8, noise=QUIET, limits=Limits(max_batch=1))
+    one = Setup({"8": {1: 0.01}}, slo=1000.0, policy="fixed", bits=8, noise=QUIET, limits=QueueLimits(max_batch=1))
     result = simulate(poisson(60, 600, seed=5), one)
     assert float((result.latency - 0.01).mean()) == pytest.approx(0.0075, rel=0.06)
     assert result.record()["busy"] == pytest.approx(0.6, rel=0.03)
@@ -90,18 +90,18 @@ def test_prices_are_worth_it():
     class Greedy(Adaptive):
         """The same without what time costs."""
 
-        def choose(self, state: State, levels: list[Level]):
+        def choose(self, state: PolicyInput, levels: list[Level]):
             self.prices.clear()
             return super().choose(state, levels)
 
     def run(policy):
-        from anyprec.serve.scheduling import core as desk
+        from anyprec.serve.scheduling import core as core
 
-        before, desk.Adaptive = desk.Adaptive, policy
+        before, core.Adaptive = core.Adaptive, policy
         try:
             return simulate(gamma(200, 2, 40, 3), SETUP)
         finally:
-            desk.Adaptive = before
+            core.Adaptive = before
 
     greedy, priced = run(Greedy), run(Adaptive)
     assert priced.accuracy > greedy.accuracy and priced.attainment > greedy.attainment - 0.0005

@@ -1,4 +1,4 @@
-"""Takes connections from a listening socket, health probes first; with TLS see handshake.py. Called by server.py.
+"""Acceptor: accepts connections from a listening socket, health probes first. Made by server.py; TLS: handshake.py.
 
 The event loop's own server takes one connection a turn, in order: behind a thousand others a health probe waited for a
 thousand turns. To take one from the kernel and look at what it has sent costs 10 us, to serve it 50 to 100. So we take
@@ -19,11 +19,11 @@ from typing import Any
 from anyprec.serve.connections.table import RESERVE
 from anyprec.serve.monitoring.logs import log
 
-TAKEN = 256  # at most in one turn of the event loop: 3 ms
+TAKEN = 256  # accepted per turn of the event loop, at most: 3 ms
 BATCH = RESERVE // 2  # served in one turn: 3 ms. Two batches have a place in the reserve, each until it is answered
-WAITING = 1024  # taken, but not served yet; the rest waits in the kernel
-CALM = 8  # so few that wait are served in any case
-PAUSE_S = 0.1  # where no file can be opened any more
+WAITING = 1024  # accepted but not served yet; the rest wait in the kernel
+CALM = 8  # when this few wait, all are served
+PAUSE_S = 0.1  # after running out of file descriptors
 PROBE = b"GET /v2/health/"
 CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
 HEAD_BYTES = 4096
@@ -38,21 +38,21 @@ class Acceptor:
     def __init__(self, listener: socket.socket, connect: Callable[[], asyncio.Protocol], per_address: int) -> None:
         self.listener, self.connect = listener, connect
         self.loop = asyncio.get_running_loop()
-        # None of a batch has been read from: a batch as large as the table would push out its own.
+        # Nothing has been read from a new batch, so one as large as the table would push out its own connections.
         self.batch = max(1, min(BATCH, per_address // 8))
         self.waiting: deque[socket.socket] = deque()
-        self.opening: set[asyncio.Task[Any]] = set()  # so that they are not collected
+        self.opening: set[asyncio.Task[Any]] = set()  # referenced so that they are not garbage-collected
         self.closed = False
         self._serving = False  # the next turn goes on with those that wait
         self._listen()
 
     @property
     def pending(self) -> bool:
-        """Some are taken that have no protocol yet."""
+        """Whether accepted connections still wait for their protocol."""
         return bool(self.waiting or self.opening)
 
     def close(self) -> None:
-        """No more are taken; those that wait are served."""
+        """Accept no more; connections that wait are still served."""
         self._take()
         self.closed = True
         self.loop.remove_reader(self.listener)

@@ -25,14 +25,12 @@ from anyprec.serve.monitoring.logs import log
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long, how many, how large: of connections."""
+class ConnectionLimits:
+    """Limits on connections: times, number and sizes."""
 
     header_s: float = 10.0  # to send a request's headers
-    body_s: float = (
-        30.0  # without BODY_RATE: what comes faster makes up for pauses, but never for longer ones than this
-    )
-    write_s: float = 30.0  # to take some of an answer
+    body_s: float = 30.0  # longest that a body may fall behind BODY_RATE
+    write_s: float = 30.0  # for the client to read part of an answer
     idle_s: float = 75.0  # between two requests
     connections: int = 1024
     per_address: int | None = None  # of them; None: half
@@ -41,9 +39,9 @@ class Patience:
 
 
 BODY_RATE = 16 << 10  # bytes a second
-HURRY_S = 1.0  # a request that is so late makes way where places or memory are wanted
-HURRY_WRITE_S = 5.0  # an answer of which nothing was taken for so long, likewise
-PIPELINED = 128  # requests of one connection that wait for their answer
+HURRY_S = 1.0  # a request this late may be dropped when places or memory are short
+HURRY_WRITE_S = 5.0  # likewise an answer of which nothing was read for this long
+PIPELINED = 128  # unanswered requests per connection
 HEALTH = (b"/v2/health/live", b"/v2/health/ready")
 HOST = re.compile(rb"([\w.~!$&'()*+,;=%-]*|\[[0-9A-Fa-fv:.]+\])(:[0-9]{0,5})?", re.ASCII)
 NOT_HTTP = (400, "this is not an HTTP request")
@@ -66,9 +64,9 @@ class RequestState:
 
 
 class Connection(HttpToolsProtocol):
-    """A server makes a subclass of its own, which holds these."""
+    """Each server makes a subclass with its own values of these."""
 
-    patience = Patience()
+    limits = ConnectionLimits()
     table = ConnectionTable(1024, 512)
     control = False  # a connection over the control socket
     closing = False  # the server stops: this answer is the connection's last
@@ -79,7 +77,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         now = time.monotonic()
         self.since: float | None = now  # a request is being read
-        self.until = now + self.patience.header_s  # more must come by then
+        self.until = now + self.limits.header_s  # more must come by then
         self.silent = True  # has sent nothing yet
         self.in_headers = True
         self.received = 0  # bytes of this message so far, but for those of the read it began in
@@ -97,7 +95,7 @@ class Connection(HttpToolsProtocol):
             self.table.remove(self.handshake)
         self.for_health = not self.control and not self.table.admit(self, at_rest=False)
         if self.for_health:
-            self.until = now + min(self.patience.header_s, 2 * HURRY_S)
+            self.until = now + min(self.limits.header_s, 2 * HURRY_S)
         # What has come already is read in this turn or the next; who has sent nothing by then is idle.
         self.loop.call_soon(self.loop.call_soon, self._rest_if_silent)
 
@@ -122,7 +120,7 @@ class Connection(HttpToolsProtocol):
         self.table.works(self)
         self.received += len(data)
         if self.since is not None and not self.in_headers:
-            self.until = min(time.monotonic() + self.patience.body_s, self.until + len(data) / BODY_RATE)
+            self.until = min(time.monotonic() + self.limits.body_s, self.until + len(data) / BODY_RATE)
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -132,10 +130,10 @@ class Connection(HttpToolsProtocol):
         if self.since is None:
             self._rest_if_done()
         elif self.in_headers:
-            if self.received > self.patience.header_bytes:
-                self.refuse(431, f"the headers have over {self.patience.header_bytes:,} bytes")
-        elif self.received > self.patience.message_bytes:
-            self.refuse(413, f"the request has over {self.patience.message_bytes:,} bytes")
+            if self.received > self.limits.header_bytes:
+                self.refuse(431, f"the headers have over {self.limits.header_bytes:,} bytes")
+        elif self.received > self.limits.message_bytes:
+            self.refuse(413, f"the request has over {self.limits.message_bytes:,} bytes")
 
     def _feed(self, data: bytes) -> None:
         """No upgrade is taken: such a request is an ordinary one (RFC 9110, 7.8), with its body.
@@ -163,7 +161,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         now = time.monotonic()
-        self.since, self.until, self.in_headers, self.received = now, now + self.patience.header_s, True, 0
+        self.since, self.until, self.in_headers, self.received = now, now + self.limits.header_s, True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_headers:  # not a trailer, which nobody here wants
@@ -176,7 +174,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.in_headers, self.body_bytes = False, 0
-        self.until = time.monotonic() + self.patience.body_s
+        self.until = time.monotonic() + self.limits.body_s
         cycle: Any = self.cycle
         cycle.state = RequestState(self.control, self.address)
         self.scope["extensions"] = {"anyprec": cycle.state}
@@ -191,7 +189,7 @@ class Connection(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def check_head(self) -> None:
-        """What the parser lets pass although another server might read it in another way."""
+        """Refuse what the parser accepts but another server might read differently."""
         version = self.version()
         if version not in ("1.1", "1.0"):
             self.stop(505, "HTTP/1.1 and HTTP/1.0 are spoken here")
@@ -287,12 +285,12 @@ class Connection(HttpToolsProtocol):
     # --- called by the server and the table ---
 
     def is_slow(self, now: float) -> bool:
-        """Late enough to make way for others, not late enough to be refused for it."""
+        """Late enough to be dropped for others, not late enough to be refused outright."""
         if self.unsent_since is not None and now - self.unsent_since > HURRY_WRITE_S:
             return True
         if self.since is None or self.flow.read_paused:
             return False
-        allowed = self.patience.header_s if self.in_headers else self.patience.body_s
+        allowed = self.limits.header_s if self.in_headers else self.limits.body_s
         return now > self.until - allowed + min(HURRY_S, allowed)
 
     def push_out(self) -> None:
@@ -304,19 +302,19 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def sweep(self, now: float) -> None:
-        patience = self.patience
+        limits = self.limits
         if self.transport.is_closing():  # but what was written is not taken
             self.closed_at = self.closed_at or now
-            if now - self.closed_at > patience.write_s:
+            if now - self.closed_at > limits.write_s:
                 self.transport.abort()
-        elif self.unsent_since is not None and now - self.unsent_since > patience.write_s:
+        elif self.unsent_since is not None and now - self.unsent_since > limits.write_s:
             self.transport.abort()
         elif self.flow.read_paused:  # by us: its time stands still
             self.until = max(self.until, now + HURRY_S)
         elif self.since is not None:
             if now > self.until:
                 self.refuse(408, "the request took too long to come")
-        elif not self.cycles and self.idle_since is not None and now - self.idle_since > patience.idle_s:
+        elif not self.cycles and self.idle_since is not None and now - self.idle_since > limits.idle_s:
             self.transport.close()
 
     def shutdown(self) -> None:

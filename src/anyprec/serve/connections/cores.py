@@ -1,4 +1,4 @@
-"""Cores under `--pin`: one for HTTP, the others for engines. Called by cli_serve.py, models.py and scheduler.py.
+"""Cores under `--pin`: one for HTTP, the others for engines. Called by cli/serve.py, models.py and scheduler.py.
 
 Left alone, the system may wake the thread that sends an answer on the core where the next batch has just begun; it then
 waits for some milliseconds beside an idle core. What a thread starts keeps to the same cores as itself.

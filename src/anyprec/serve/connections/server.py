@@ -1,7 +1,7 @@
-"""The running server: an application and a socket in; requests answered until a signal comes, then a drained end.
+"""Server: serves an application on a socket until a signal comes, then drains and ends.
 
-SIGTERM and SIGINT: no new connections, what was accepted is answered, exit code 0. SIGHUP: keys, certificate and
-replaced model files are read anew. Called by cli_serve.py; uvicorn does HTTP (connection.py), uvloop the waiting.
+SIGTERM and SIGINT: accept no new connections, answer all accepted requests, exit with 0. SIGHUP: reload keys,
+certificate and replaced model files. Called by cli/serve.py; uvicorn does HTTP (connection.py), uvloop the waiting.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import uvicorn
 
 from anyprec.errors import ServeError
 from anyprec.serve.connections.acceptor import WAITING, Acceptor
-from anyprec.serve.connections.connection import Connection, Patience
+from anyprec.serve.connections.connection import Connection, ConnectionLimits
 from anyprec.serve.connections.handshake import TlsAcceptor
 from anyprec.serve.connections.table import ConnectionTable, Network
 from anyprec.serve.http.app import App
 from anyprec.serve.monitoring.logs import log
 
-BACKLOG = 2048  # connections the kernel holds for us: a thousand may come in the same moment
-SWITCH_S = 2e-4  # the engine's thread gives the interpreter back this soon: at most 0.2 ms of an answer's time
-GRACE_S = 0.25  # at the end: what clients sent before they could know
-CLOSE_S = 7.0  # behind the drain timeout: what is left is given up, and then the process ends, whatever still runs
+BACKLOG = 2048  # connections queued by the kernel: a thousand may arrive at once
+SWITCH_S = 2e-4  # the engine's thread gives up the GIL this soon: at most 0.2 ms per answer
+GRACE_S = 0.25  # at the end, for requests sent before clients could know
+CLOSE_S = 7.0  # after the drain timeout, until the process ends whatever still runs
 SWEEP = 5  # ticks of 0.1 s
 # Full garbage collections stop the event loop, for 50 ms where a thousand connections are open. Requests leave no
 # cycles behind, so there is little to find: we look when few are open, and now and then in any case.
@@ -44,8 +44,8 @@ COLLECT_ANYWAY_S = 600.0
 
 
 @dataclass(frozen=True)
-class Ending:
-    delay_s: float = 0.0  # not ready, but still serving: for a balancer to notice
+class DrainTimes:
+    delay_s: float = 0.0  # still serving, but not ready, so that a balancer notices
     timeout_s: float = 30.0
 
 
@@ -57,24 +57,27 @@ class Tls:
 
 class Server(uvicorn.Server):
     def __init__(
-        self, app: App, patience: Patience | None = None, ending: Ending | None = None, tls: Tls | None = None,
-        on_hangup: Callable[[], None] = lambda: None, on_ready: Callable[[], None] = lambda: None,
+        self,
+        app: App,
+        limits: ConnectionLimits | None = None,
+        drain_times: DrainTimes | None = None,
+        tls: Tls | None = None,
+        on_hangup: Callable[[], None] = lambda: None,
+        on_ready: Callable[[], None] = lambda: None,
         trusted: tuple[Network, ...] = (),
-    ) -> None:  # fmt: skip
-        patience = patience or Patience()
-        self.table = ConnectionTable(
-            patience.connections, patience.per_address or max(1, patience.connections // 2), trusted
-        )
-        app.make_room = self.table.make_room
-        own = {"patience": patience, "table": self.table, "on_refused": staticmethod(app.metrics.turn_away)}
+    ) -> None:
+        limits = limits or ConnectionLimits()
+        self.table = ConnectionTable(limits.connections, limits.per_address or max(1, limits.connections // 2), trusted)
+        app.bodies.make_room = self.table.make_room
+        own = {"limits": limits, "table": self.table, "on_refused": staticmethod(app.metrics.turn_away)}
         self.kind: Any = type("Connection", (Connection,), own)
         self.control_kind: Any = type("ControlConnection", (self.kind,), {"control": True})
         super().__init__(make_config(app, self.kind, tls))
         self.app = app
-        self.ending = ending or Ending()
+        self.drain_times = drain_times or DrainTimes()
         self.on_hangup, self.on_ready = on_hangup, on_ready
         self.servers: list[Any] = []
-        self.unanswered = 0  # requests given up at the end
+        self.unanswered = 0  # requests dropped at the end
         self.end_within: Callable[[float], None] = lambda seconds: None  # `run` ends the process
         self.collected = time.monotonic()
         self._wake: asyncio.Event | None = None
@@ -131,8 +134,8 @@ class Server(uvicorn.Server):
         state = self.server_state
         self.app.draining = True
         log.info("stopping", connections=len(state.connections), requests=len(state.tasks))
-        end = time.monotonic() + self.ending.delay_s + self.ending.timeout_s
-        await self._wait(lambda: False, min(end, time.monotonic() + self.ending.delay_s))
+        end = time.monotonic() + self.drain_times.delay_s + self.drain_times.timeout_s
+        await self._wait(lambda: False, min(end, time.monotonic() + self.drain_times.delay_s))
         await asyncio.sleep(0)  # accept what the kernel has
         for server in self.servers:
             server.close()
@@ -186,7 +189,7 @@ class Server(uvicorn.Server):
         """Drain and end; at the second call, end at once."""
         if self.should_exit:
             self.force_exit = True
-        drain_s = 0.0 if self.force_exit else self.ending.delay_s + self.ending.timeout_s + GRACE_S
+        drain_s = 0.0 if self.force_exit else self.drain_times.delay_s + self.drain_times.timeout_s + GRACE_S
         self.end_within(drain_s + CLOSE_S)
         self.should_exit = True
         if self._wake is not None:
@@ -302,7 +305,7 @@ def address_of(listener: socket.socket, tls: bool) -> str:
 
 def run(server: Server, *listeners: socket.socket) -> int:
     """Serve until a signal; 0 if every accepted request was answered."""
-    raise_file_limit(server.kind.patience.connections + WAITING)
+    raise_file_limit(server.kind.limits.connections + WAITING)
     sys.setswitchinterval(SWITCH_S)
     # What is loaded by now stays for good: looking through it again and again would stop the loop for 10 ms each time.
     gc.collect()

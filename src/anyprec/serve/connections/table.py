@@ -1,8 +1,8 @@
-"""Who is connected, from which address, and who is closed when another needs the place or the memory.
+"""ConnectionTable: open connections by address, and which to close when another needs the place or the memory.
 
-Nothing that a client merely promises reserves anything: connections without a request, and requests that come slowly,
-make way for new ones. A few places beyond the limit answer health probes and nothing else, so that these are answered
-whatever the others do. Filled by connection.py; asked for memory by app.py, by way of server.py.
+A client cannot reserve anything by a promise: idle connections and slow requests are closed in favor of new ones. A few
+places beyond the limit answer only health probes, so that these always get through. Filled by connection.py; BodyReader
+asks it for memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 RESERVE = 64  # places for health probes beyond the limit
-LOOK_S = 0.1  # between two looks at all connections, which take up to 1 ms each
+LOOK_S = 0.1  # between two scans of all connections, which take up to 1 ms
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -1,8 +1,8 @@
-"""Answers of /infer on their way out: outputs of the engine in, bytes on the connection out. Called by app.py.
+"""Answers of /infer: outputs of the engine in, bytes on the connection out. Called by app.py.
 
-However large an answer is, it does not hold up the event loop: its JSON is made by other threads, without the GIL, a
-piece at a time as the client takes it; binary tensors are sent from the engine's own output. What would be too large is
-refused before the run.
+No answer blocks the event loop, however large: other threads write its JSON without the GIL, a piece at a time as the
+client reads it; binary tensors are sent from the engine's own output. Answers that are too large are refused before the
+run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from anyprec.serve.http.exchange import BINARY, JSON, Http
-from anyprec.serve.http.protocol import SMALL, Body, Call, Refusal, Signature, answer_size, as_text, write_answer
-from anyprec.serve.models import Loaded
+from anyprec.serve.http.exchange import BINARY, JSON, HttpExchange
+from anyprec.serve.http.protocol import (
+    SMALL,
+    Body,
+    HttpError,
+    InferRequest,
+    Signature,
+    answer_size,
+    as_text,
+    write_answer,
+)
+from anyprec.serve.models import LoadedModel
 
 if TYPE_CHECKING:
     from anyprec.serve.http.app import App
@@ -25,27 +34,32 @@ T = TypeVar("T")
 ONE_PIECE = 1 << 18  # bytes of a binary answer that are handed over at a time, uncopied
 
 
-def check_answer(app: App, http: Http, call: Call, loaded: Loaded) -> None:
-    """Refuse before the run what could not be sent after it; count the outputs among the bytes held."""
+def check_answer(app: App, http: HttpExchange, call: InferRequest, loaded: LoadedModel) -> None:
+    """Refuse a request whose answer would be too large; count its outputs among the bytes held."""
     shapes = loaded.output_shapes(call.x)
     count, json_bytes = answer_size(call, shapes)
-    if json_bytes > app.bounds.answer_json:
-        raise Refusal(
+    if json_bytes > app.limits.answer_json:
+        raise HttpError(
             413,
             f"the answer would have {count:,} numbers, up to {json_bytes:,} bytes of JSON; at most "
-            f"{app.bounds.answer_json:,} are sent (--max-answer-json). Ask for binary tensors, 4 bytes a number: "
+            f"{app.limits.answer_json:,} are sent (--max-answer-json). Ask for binary tensors, 4 bytes a number: "
             '"parameters": {"binary_data_output": true}',
         )
     floats = 4 * sum(map(math.prod, shapes))
-    if floats > app.bounds.held:
-        raise Refusal(
-            413, f"the outputs would have {floats:,} bytes; at most {app.bounds.held:,} are held (--max-held)"
+    if floats > app.limits.held:
+        raise HttpError(
+            413, f"the outputs would have {floats:,} bytes; at most {app.limits.held:,} are held (--max-held)"
         )
-    app.hold(http, floats)
+    app.bodies.hold(http, floats)
 
 
 async def send_answer(
-    app: App, http: Http, about: Mapping[str, Any], call: Call, signature: Signature, outputs: Sequence[np.ndarray]
+    app: App,
+    http: HttpExchange,
+    about: Mapping[str, Any],
+    call: InferRequest,
+    signature: Signature,
+    outputs: Sequence[np.ndarray],
 ) -> None:
     count, _ = answer_size(call, [y.shape for y in outputs])
     small = count <= SMALL
@@ -78,7 +92,7 @@ async def binary_pieces(head: bytes, tensors: Sequence[memoryview]) -> AsyncIter
 
 
 async def written(app: App, small: bool, work: Callable[..., T], *args: Any) -> T:
-    """What is not small by another thread."""
+    """Call `work`, in another thread unless it is small."""
     if small:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(app.writers, work, *args)

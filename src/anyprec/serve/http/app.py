@@ -1,8 +1,8 @@
-"""The ASGI application: HTTP requests in, the protocol's answers out. The hot path, and the rules for all requests.
+"""App: the ASGI application. HTTP requests in, answers of the Open Inference Protocol out.
 
-Finds the handler (routes.py), checks the key, holds bodies within limits, hands requests to the scheduler, turns errors
-into {"error": ...}. Runs under server.py, or under any other ASGI server (Ray Serve). One event loop, no framework:
-docs/decisions.md says why.
+Finds the handler (routes.py), hands inference requests to the scheduler, and turns errors into {"error": ...}. Runs
+under connections/server.py or any other ASGI server, such as Ray Serve. One event loop, no framework: docs/decisions.md
+says why.
 """
 
 from __future__ import annotations
@@ -15,67 +15,50 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
-from anyprec.preprocessing import MAX_PIXELS
 from anyprec.serve.http.answers import check_answer, send_answer
+from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
     DISCARD_S,
-    GONE,
     JSON,
-    LOCAL_HOST,
-    Gone,
+    ClientGone,
     Header,
-    Http,
+    HttpExchange,
     Receive,
     Scope,
     Send,
     discard,
     disconnected,
-    inflate,
-    is_forwarded,
-    key_of,
     length_header,
     to_json,
 )  # fmt: skip
-from anyprec.serve.http.keys import OWNER, Keys
-from anyprec.serve.http.protocol import Call, Refusal
+from anyprec.serve.http.keys import Keys
+from anyprec.serve.http.protocol import HttpError, InferRequest
 from anyprec.serve.http.readers import Readers
-from anyprec.serve.models import VERSION, Loaded, MakeScheduler, Models, Settings, make_scheduler
+from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepository, Settings, make_scheduler
 from anyprec.serve.monitoring.gauges import ModelGauges
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.metrics import Metrics, ServedRun
-from anyprec.serve.scheduling.scheduler import Answer, Done, Outcome, Request, Scheduler
+from anyprec.serve.monitoring.recent import CLIENT_GONE
+from anyprec.serve.scheduling.answer import Answer, Done, Outcome
+from anyprec.serve.scheduling.queue import Request
+from anyprec.serve.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What one client, or all together, may ask of the server's memory."""
-
-    body: int = 16 << 20  # bytes, after decompression too
-    json: int = 4 << 20  # bytes of JSON: parsing holds up everybody else, 30 to 60 ms a MB
-    held: int = 512 << 20  # bytes of all bodies at once
-    image_pixels: int = MAX_PIXELS
-    image_s: float = 5.0  # to decode a posted image
-    aside: int = 64  # compressed bodies that wait for a thread
-    streams: int = 64  # pages that watch
-    answer_json: int = 64 << 20  # bytes of numbers in an answer, as JSON
-
-
 class Outbox:
-    """Answers from engine threads to the event loop: one wake-up for all that are ready."""
+    """Hands outcomes from engine threads to the event loop, with one wake-up per batch."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def deliver(self, pairs: list[tuple[Done, Outcome]]) -> None:
         if self.loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for an answer
                 self.loop.call_soon_threadsafe(self._hand_out, pairs)
 
     @staticmethod
@@ -84,19 +67,19 @@ class Outbox:
             done(outcome)
 
 
-Handler = Callable[["App", Http], Awaitable[None]]
+Handler = Callable[["App", HttpExchange], Awaitable[None]]
 
 
 class App:
-    """`local`: requests that seem to come from this machine may control without a key, as long as there are none."""
+    """`local`: without any keys, requests that seem to come from this machine may control."""
 
     def __init__(
         self,
-        models: Models,
+        models: ModelRepository,
         metrics: Metrics,
         outbox: Outbox,
         keys: Keys | None = None,
-        bounds: Bounds | None = None,
+        limits: RequestLimits | None = None,
         local: bool = True,
         log_requests: bool = False,
     ) -> None:
@@ -104,18 +87,14 @@ class App:
 
         self.models, self.metrics, self.outbox = models, metrics, outbox
         self.keys = keys or Keys()
-        self.bounds = bounds or Bounds()
+        self.limits = limits or RequestLimits()
         self.local, self.log_requests = local, log_requests
         self.draining = False
-        self.held = 0  # bytes of bodies in memory
-        self.aside = 0  # jobs handed to the pool
+        self.bodies = BodyReader(self.limits)
         self.streams = 0
-        # Gives up unfinished bodies for others; the server knows which (connection_table.py).
-        self.make_room: Callable[[int, int, str], bool] = lambda size, bound, asking: False
-        self._looked = 0  # the second in which `look` last did
-        self.pool = ThreadPoolExecutor(2, "anyprec-aside")
-        self.readers = Readers(self.bounds.image_s, metrics.killed.inc)
-        self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # large answers become JSON here, a piece at a time
+        self._looked = 0  # the second in which `look` last ran
+        self.readers = Readers(self.limits.image_s, metrics.killed.inc)
+        self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # write large answers as JSON, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
         self.find = routes.Routes(static.read_files()).find
@@ -124,14 +103,14 @@ class App:
         ModelGauges(models, metrics)
 
     def start(self) -> None:
-        """On the event loop that will serve."""
+        """Called on the event loop that will serve."""
         self.outbox.loop = asyncio.get_running_loop()
 
     def next_id(self) -> bytes:
         return b"%s-%x" % (self._boot.encode(), next(self._ids))
 
     def look(self) -> None:
-        """What the log is told of at most once a second: overloads, and widths that change."""
+        """Log overloads and changes of width, at most once a second."""
         now = time.time()
         if int(now) == self._looked:
             return
@@ -153,12 +132,12 @@ class App:
             return
         if self.outbox.loop is None:
             self.start()
-        http = Http(scope, receive, send, self.next_id())
+        http = HttpExchange(scope, receive, send, self.next_id())
         try:
             handler = self.find(self, http)
             await handler(self, http)
-        except Gone:
-            http.status = GONE
+        except ClientGone:
+            http.status = CLIENT_GONE
         except AnyprecError as error:
             await self._refuse(http, error)
         except asyncio.CancelledError:
@@ -166,19 +145,19 @@ class App:
         except Exception as error:
             log.error("internal error", exc_info=error, id=http.id.decode(), method=http.method, path=http.path)
             if http.sent:
-                raise  # half an answer: the connection is closed
+                raise  # part of an answer was sent: the connection is closed
             await http.respond_json({"error": f"internal error; request {http.id.decode()}"}, 500)
         finally:
-            self.held -= http.held
+            self.bodies.release(http)
             self._count(http)
             if self.log_requests:
                 self._log(http)
 
-    async def _refuse(self, http: Http, error: AnyprecError) -> None:
+    async def _refuse(self, http: HttpExchange, error: AnyprecError) -> None:
         status: int = 400
         extra: tuple[Header, ...] = ()
         body: dict[str, Any] = {"error": " ".join(str(error).split())}
-        if isinstance(error, Refusal):
+        if isinstance(error, HttpError):
             status, extra = error.status, error.headers
         elif isinstance(error, (Overloaded, Draining)):
             after = getattr(error, "retry_after", 1.0)
@@ -192,21 +171,21 @@ class App:
         if not http.discard:
             await http.respond(status, to_json(body), JSON, extra)
             return
-        # The answer goes out at once; then some of the body is read, or the client might see a reset instead of it.
+        # We answer at once, then read some of the body: otherwise the client might see a reset instead of the answer.
         await http.respond(status, to_json(body), JSON, (*extra, CLOSE), more=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(discard(http.receive), DISCARD_S)
         await http.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _count(self, http: Http) -> None:
-        """What became of a request, once its answer is on its way: reading, waiting, running and sending are all in."""
+    def _count(self, http: HttpExchange) -> None:
+        """Count a request after its answer was sent, so its latency includes reading, waiting, running and sending."""
         self.metrics.finished(http.name if http.served else "", http.status)
         if http.inference:
             now = time.monotonic()
             self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
             self.look()
 
-    def _log(self, http: Http) -> None:
+    def _log(self, http: HttpExchange) -> None:
         fields: dict[str, Any] = {
             "id": http.id.decode(),
             "client": http.client,
@@ -233,115 +212,19 @@ class App:
     def close(self, timeout_s: float | None = 30.0) -> None:
         self.models.close(timeout_s)
         self.readers.close()
-        for pool in (self.pool, self.writers):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    # --- who may ---
-
-    def authorise(self, http: Http, control: bool) -> None:
-        keys = self.keys
-        own = http.by_socket and not is_forwarded(http.headers)
-        http.caller = caller = OWNER if own else keys.caller(key_of(http.headers))
-        if keys.api and caller.name is None:
-            raise unauthorised()
-        if not control or caller.control:
-            return
-        if keys.control:
-            if caller.name is None:
-                raise unauthorised()
-            raise Refusal(403, "this needs a control key, and the key given is not one")
-        if keys.api or not self.local:
-            raise Refusal(
-                403, "control is closed here: start the server with --control-key-file or --control-socket"
-                + ("" if keys.api else ", or on your own machine with --local-control"),
-            )  # fmt: skip
-        # Without keys, neither a proxy's clients nor a web page elsewhere may pass for this machine's own programs.
-        host = http.headers.get(b"host", b"").decode("latin-1")
-        origin = http.headers.get(b"origin")
-        other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host
-        if is_forwarded(http.headers) or not LOCAL_HOST.fullmatch(host) or other_page:
-            raise Refusal(
-                403, "control without a key is for pages and programs of this machine alone, and not by way of a proxy"
-            )
-
-    # --- bodies ---
-
-    def hold(self, http: Http, size: int) -> None:
-        if self.held + size > self.bounds.held:
-            http.discard = True
-            raise Overloaded("the server holds as many bytes of requests as it may; try again", retry_after=1.0)
-        self.held += size
-        http.held += size
-
-    async def hold_more(self, http: Http, size: int) -> None:
-        """Where memory is short, unfinished bodies that come too slowly make way."""
-        asking = getattr(http.state, "address", "")
-        if self.held + size > self.bounds.held and self.make_room(size, self.bounds.held, asking):
-            for _ in range(20):  # their tasks end within a few turns of the loop
-                if self.held + size <= self.bounds.held:
-                    break
-                await asyncio.sleep(0)
-        self.hold(http, size)
-
-    async def body(self, http: Http) -> bytes:
-        """The whole body, decompressed. Bytes count when they have come: a length that is declared reserves nothing."""
-        most = self.bounds.body
-        declared = http.headers.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > most:
-            http.discard = True
-            raise Refusal(413, f"the body has {int(declared):,} bytes; at most {most:,} are taken")
-        body = await self._receive(http)
-        encoding = http.headers.get(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            body = await self._decompress(http, body, encoding.strip().lower())
-        return body
-
-    async def _receive(self, http: Http) -> bytes:
-        whole: bytes | bytearray = b""
-        while True:
-            message = await http.receive()
-            if message["type"] == "http.disconnect":
-                raise Gone
-            piece: bytes = message.get("body", b"")
-            more = bool(message.get("more_body"))
-            if len(whole) + len(piece) > self.bounds.body:
-                http.discard = more
-                raise Refusal(413, f"the body has over {self.bounds.body:,} bytes, more than are taken")
-            await self.hold_more(http, len(piece))
-            if not whole and not more:
-                return piece
-            whole = whole or bytearray()
-            whole += piece
-            if not more:
-                return bytes(whole)
-
-    async def _decompress(self, http: Http, body: bytes, encoding: bytes) -> bytes:
-        if encoding not in (b"gzip", b"deflate"):
-            raise Refusal(415, "content-encoding must be gzip or deflate", ((b"accept-encoding", b"gzip, deflate"),))
-        found = await self.in_pool(inflate, body, encoding == b"gzip", self.bounds.body)
-        self.hold(http, len(found))
-        return found
-
-    async def in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Work that would hold up the loop, in one of the pool's threads."""
-        if self.aside >= self.bounds.aside:
-            raise Overloaded("too many compressed bodies at once; try again", retry_after=1.0)
-        self.aside += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
-        finally:
-            self.aside -= 1
+        self.bodies.close()
+        self.writers.shutdown(wait=False, cancel_futures=True)
 
     # --- inference ---
 
-    def loaded(self, http: Http) -> Loaded:
+    def loaded(self, http: HttpExchange) -> LoadedModel:
         assert http.served is not None
         if http.served.now is None:
-            raise Refusal(503, f"model {http.name!r} is not loaded: {http.served.reason}", ((b"retry-after", b"1"),))
+            raise HttpError(503, f"model {http.name!r} is not loaded: {http.served.reason}", ((b"retry-after", b"1"),))
         return http.served.now
 
-    async def by_current(self, http: Http, work: Callable[[Loaded], Awaitable[T]]) -> T:
-        """`work` with the model that is loaded now; once more if a new file takes its place at this very moment."""
+    async def by_current(self, http: HttpExchange, work: Callable[[LoadedModel], Awaitable[T]]) -> T:
+        """Call `work` with the loaded model; again if a new file replaces it at this very moment."""
         loaded = self.loaded(http)
         try:
             return await work(loaded)
@@ -350,18 +233,18 @@ class App:
                 raise
         return await work(self.loaded(http))
 
-    async def infer(self, http: Http) -> None:
-        body = await self.body(http)
+    async def infer(self, http: HttpExchange) -> None:
+        body = await self.bodies.read(http)
         arrived = http.arrived()
         header_length = length_header(http.headers)
-        if (len(body) if header_length is None else min(header_length, len(body))) > self.bounds.json:
-            raise Refusal(413, f"more than {self.bounds.json:,} bytes of JSON; send binary tensors")
+        if (len(body) if header_length is None else min(header_length, len(body))) > self.limits.json:
+            raise HttpError(413, f"more than {self.limits.json:,} bytes of JSON; send binary tensors")
         if header_length == 0 and http.headers.get(b"content-type", b"").startswith(b"application/json"):
-            raise Refusal(
+            raise HttpError(
                 400, "Inference-Header-Content-Length is 0, which means no JSON, but the content-type says JSON"
             )
 
-        async def answer_by(loaded: Loaded) -> tuple[Loaded, Call, Answer]:
+        async def answer_by(loaded: LoadedModel) -> tuple[LoadedModel, InferRequest, Answer]:
             call = await self.readers.call(body, header_length, loaded.signature)
             check_answer(self, http, call, loaded)
             return loaded, call, await self.run(http, loaded.scheduler, request_of(self, http, call, arrived))
@@ -381,8 +264,8 @@ class App:
         }
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
 
-    async def run(self, http: Http, scheduler: Scheduler, request: Request) -> Answer:
-        """Wait for a request's answer; a client that goes away takes its request out of the queue."""
+    async def run(self, http: HttpExchange, scheduler: Scheduler, request: Request) -> Answer:
+        """Wait for the answer; if the client goes away, its request leaves the queue."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def done(outcome: Outcome) -> None:
@@ -392,7 +275,7 @@ class App:
         def gone() -> None:
             if not future.done():
                 scheduler.cancel(request)
-                future.set_result(Gone())
+                future.set_result(ClientGone())
 
         http.deadline = request.deadline
         scheduler.submit(request, done)
@@ -414,7 +297,7 @@ class App:
             if http.state is not None:
                 http.state.gone = None
         if isinstance(outcome, Exception):
-            if not isinstance(outcome, (AnyprecError, Gone)):
+            if not isinstance(outcome, (AnyprecError, ClientGone)):
                 log.error("the engine failed", exc_info=outcome, id=http.id.decode(), model=http.name)
             raise outcome
         now = time.monotonic()
@@ -424,25 +307,27 @@ class App:
 
 
 def make_app(
-    paths: Mapping[str, str], settings: Settings | None = None, *, keys: Keys | None = None,
-    bounds: Bounds | None = None, local: bool = False, log_requests: bool = False, make: MakeScheduler = make_scheduler,
-) -> App:  # fmt: skip
-    """The application for these model files; `app.models.load_all()` loads them. Also for other ASGI servers."""
+    paths: Mapping[str, str],
+    settings: Settings | None = None,
+    *,
+    keys: Keys | None = None,
+    limits: RequestLimits | None = None,
+    local: bool = False,
+    log_requests: bool = False,
+    make: MakeScheduler = make_scheduler,
+) -> App:
+    """The application for these model files, for any ASGI server; `app.models.load_all()` loads them."""
     metrics, outbox = Metrics(time.time), Outbox()
 
     def count(name: str, good: bool) -> None:
         metrics.reloads.labels(name, "loaded" if good else "refused").inc()
 
-    models = Models(paths, settings or Settings(), outbox.deliver, make, count)
-    return App(models, metrics, outbox, keys, bounds, local, log_requests)
+    models = ModelRepository(paths, settings or Settings(), outbox.deliver, make, count)
+    return App(models, metrics, outbox, keys, limits, local, log_requests)
 
 
-def request_of(app: App, http: Http, call: Call, arrived: float) -> Request:
+def request_of(app: App, http: HttpExchange, call: InferRequest, arrived: float) -> Request:
     deadline_s = app.models.settings.slo_s if call.deadline_s is None else call.deadline_s
     return Request(
         call.x, arrived + deadline_s, bits=call.bits, min_bits=call.min_bits, client=http.client, arrived=arrived
     )
-
-
-def unauthorised() -> Refusal:
-    return Refusal(401, "an API key is needed: Authorization: Bearer KEY", ((b"www-authenticate", b"Bearer"),))

@@ -1,6 +1,6 @@
-"""One HTTP request on its way through the application: what it says, and how it is answered.
+"""HttpExchange: one HTTP request and its answer, on the way through the application.
 
-Http wraps the three things ASGI gives (scope, receive, send). Made by app.py, used by every handler of routes.py.
+HttpExchange wraps what ASGI gives (scope, receive, send). App makes it; every handler gets it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from anyprec.serve.http.keys import Caller
-from anyprec.serve.http.protocol import Refusal
-from anyprec.serve.models import Served
+from anyprec.serve.http.protocol import HttpError
+from anyprec.serve.models import ServedModel
 from anyprec.serve.monitoring.metrics import ServedRun
 
 Scope = Mapping[str, Any]
@@ -30,15 +30,14 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 DISCARD_S, DISCARD_BYTES = 2.0, 1 << 28  # what is still read of a refused body, so that its client sees why
 FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
-GONE = 499  # how a client that went away is counted; nothing is sent
 
 
-class Gone(Exception):
-    """The client went away."""
+class ClientGone(Exception):
+    """The client closed its connection."""
 
 
-class Http:
-    """One request on its way."""
+class HttpExchange:
+    """One request, and how it is answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, fresh_id: bytes) -> None:
         self.scope, self.receive, self.send = scope, receive, send
@@ -47,17 +46,17 @@ class Http:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id")
         self.id = given if given is not None and REQUEST_ID.fullmatch(given) else fresh_id
-        # Our own connection (connection.py) tells when the request was complete and when the client is gone.
+        # Set by our own connection (connection.py): when the request was complete, and whether the client is gone.
         self.state = (scope.get("extensions") or {}).get("anyprec")
         self.by_socket: bool = getattr(self.state, "control", False)  # the control socket
         self.caller: Caller | None = None
         self.name = ""  # the model in the path
-        self.served: Served | None = None
+        self.served: ServedModel | None = None
         self.held = 0
         self.status = 0
         self.sent = False
-        self.discard = False  # an unread body follows a refusal
-        self.inference = False  # counts for what the page and the metrics say of answers in time
+        self.discard = False  # the request was refused before its body was read
+        self.inference = False  # counts towards SLO attainment
         self.came: float | None = None
         self.deadline = math.inf
         self.runs: list[ServedRun] = []
@@ -66,14 +65,19 @@ class Http:
 
     @property
     def client(self) -> str:
-        """Whose share of the queue this is."""
+        """The client that queued images are counted for: its key's name, else its address."""
         if self.caller is not None and self.caller.name is not None:
             return self.caller.name
         address = self.scope.get("client")
         return address[0] if address else ""
 
+    def model(self) -> ServedModel:
+        """Of a path that names one: routes.py has found it."""
+        assert self.served is not None
+        return self.served
+
     def arrived(self) -> float:
-        """When the last byte of the request came; first asked for when the body is read."""
+        """When the last byte of the request arrived; first called when the body has been read."""
         if self.came is None:
             stamp: float | None = getattr(self.state, "arrived", None)
             self.came = time.monotonic() if stamp is None else stamp
@@ -96,16 +100,16 @@ class Http:
     async def respond_pieces(
         self, pieces: AsyncIterator[bytes | memoryview], kind: Header, headers: tuple[Header, ...] = ()
     ) -> None:
-        """200, piece by piece as the client takes them: an answer of any length needs no more memory than a piece.
+        """Answer 200, piece by piece as the client reads them, so memory is bounded by one piece.
 
-        Without a content-length among `headers` it is sent in chunks.
+        Sent in chunks unless `headers` has a content-length.
         """
         self.status, self.sent = 200, True
         start = [kind, (b"x-request-id", self.id), *headers]
         await self.send({"type": "http.response.start", "status": 200, "headers": start})
         async for piece in pieces:
             if getattr(self.state, "disconnected", False):
-                raise Gone
+                raise ClientGone
             await self.send({"type": "http.response.body", "body": piece, "more_body": True})
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -114,7 +118,7 @@ class Http:
 
 
 def is_forwarded(headers: Mapping[bytes, bytes]) -> bool:
-    """A proxy says so: whoever asks may be anywhere."""
+    """Whether a proxy passed this request on: its client may be anywhere."""
     return any(name in FORWARDING or name.startswith(b"x-forwarded-") for name in headers)
 
 
@@ -130,12 +134,12 @@ def length_header(headers: Mapping[bytes, bytes]) -> int | None:
     if given is None:
         return None
     if not re.fullmatch(rb"[0-9]{1,12}", given):
-        raise Refusal(400, "Inference-Header-Content-Length is not a number")
+        raise HttpError(400, "Inference-Header-Content-Length is not a number")
     return int(given)
 
 
 def inflate(body: bytes, gzipped: bool, most: int) -> bytes:
-    """gzip, zlib, or (as some clients understand "deflate") raw deflate; never more than `most` bytes come out."""
+    """Decompress gzip, zlib, or raw deflate (which some clients send as "deflate"); at most `most` bytes."""
     ways = (31,) if gzipped else (15, -15)
     for way in ways:
         engine = zlib.decompressobj(way)
@@ -143,13 +147,13 @@ def inflate(body: bytes, gzipped: bool, most: int) -> bytes:
             found = engine.decompress(body, most + 1)
         except zlib.error as error:
             if way == ways[-1]:
-                raise Refusal(400, f"the body cannot be decompressed: {error}") from error
+                raise HttpError(400, f"the body cannot be decompressed: {error}") from error
             continue
         break
     if len(found) > most:
-        raise Refusal(413, f"the body has over {most:,} bytes when decompressed, more than are taken")
+        raise HttpError(413, f"the body has over {most:,} bytes when decompressed, more than are taken")
     if not engine.eof:
-        raise Refusal(400, "the compressed body is cut short")
+        raise HttpError(400, "the compressed body is cut short")
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from anyprec.errors import InputError
 from anyprec.preprocessing import MAX_PIXELS, Preprocessing, upright
 from anyprec.run.image_limits import ImageTooLarge, check_bytes, check_open
-from anyprec.serve.http.protocol import Refusal, Signature
+from anyprec.serve.http.protocol import HttpError, Signature
 
 MAGIC = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG"}
 
@@ -56,15 +56,18 @@ def open_image(body: bytes, max_pixels: int) -> Any:
 
     kind = next((kind for magic, kind in MAGIC.items() if body.startswith(magic)), None)
     if kind is None:
-        raise Refusal(415, "the body is neither a JPEG nor a PNG file")
+        raise HttpError(
+            415,
+            "the body is neither a JPEG nor a PNG file; send the file itself, as curl --data-binary @photo.jpg does",
+        )
     try:
         check_bytes(body, max_pixels)
         image = Image.open(io.BytesIO(body), formats=[kind])
         check_open(image, max_pixels)
     except ImageTooLarge as error:
-        raise Refusal(413, str(error)) from error
+        raise HttpError(413, str(error)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Refusal(413, f"the image has more than {max_pixels:,} pixels; send a smaller one") from error
+        raise HttpError(413, f"the image has more than {max_pixels:,} pixels; send a smaller one") from error
     except Exception as error:
         raise InputError(f"the {kind} file cannot be read: {error or type(error).__name__}") from error
     return image

@@ -1,7 +1,7 @@
 """API keys: files or environment in; whether a key may call, and whether it may control, out.
 
 A key file has one key a line, `name: key` or the key alone; `#` starts a comment. Only digests are kept. Called by
-app.py for every request, by cli_serve.py at the start and on SIGHUP.
+app.py for every request, by cli/serve.py at the start and on SIGHUP.
 """
 
 from __future__ import annotations

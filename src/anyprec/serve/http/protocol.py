@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 as bytes: a request's body in, a Call out; outputs in, a response's body out.
+"""The Open Inference Protocol v2 as bytes: a request's body in, a InferRequest out; outputs in, a response's body out.
 
 JSON tensors and binary ones (the "binary tensor data" extension), the "classification" extension, and our parameters
 `bits`, `min_bits` and `deadline_ms`. Knows no HTTP. Called by app.py; Signature is made by models.py.
@@ -28,7 +28,7 @@ INPUT = "input"
 LONGEST_S = 3600.0  # no deadline is further away
 
 
-class Refusal(InputError):
+class HttpError(InputError):
     """A request that is answered with an HTTP status of its own; other InputErrors are 400."""
 
     def __init__(self, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
@@ -70,7 +70,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedOutput:
     """An output to send, and how."""
 
     number: int
@@ -79,11 +79,11 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Call:
+class InferRequest:
     """One inference request, checked against the signature."""
 
     x: np.ndarray  # (N, ...) uint8 or float32, aligned
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[RequestedOutput, ...]
     id: str | None = None
     bits: int | str | None = None
     min_bits: int = 1
@@ -93,10 +93,10 @@ class Call:
 # --- in ---
 
 
-def read_call(body: bytes, header_length: int | None, signature: Signature) -> Call:
+def read_infer_request(body: bytes, header_length: int | None, signature: Signature) -> InferRequest:
     """header_length: of the JSON part, where binary tensors follow it; 0: the body is the one input, raw."""
     if header_length == 0:
-        return Call(raw_input(body, signature), all_outputs(signature, binary=True))
+        return InferRequest(raw_input(body, signature), all_outputs(signature, binary=True))
     if header_length is not None and not 0 < header_length <= len(body):
         raise InputError(
             f"Inference-Header-Content-Length is {header_length}, the body has {len(body)} bytes; it must be the "
@@ -110,7 +110,7 @@ def read_call(body: bytes, header_length: int | None, signature: Signature) -> C
     id = record.get("id")
     if id is not None and (not isinstance(id, str) or len(id) > 256):
         raise InputError("id is not a string of up to 256 letters")
-    return Call(
+    return InferRequest(
         read_input(record.get("inputs"), tensors, signature),
         read_wanted(record.get("outputs"), parameters, signature),
         id,
@@ -227,11 +227,11 @@ def raw_input(body: bytes, signature: Signature) -> np.ndarray:
     return from_bytes(memoryview(body), signature.input.datatype, whole)
 
 
-def all_outputs(signature: Signature, binary: bool) -> tuple[Wanted, ...]:
-    return tuple(Wanted(number, binary) for number in range(len(signature.outputs)))
+def all_outputs(signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
+    return tuple(RequestedOutput(number, binary) for number in range(len(signature.outputs)))
 
 
-def read_wanted(outputs: Any, parameters: Mapping[str, Any], signature: Signature) -> tuple[Wanted, ...]:
+def read_wanted(outputs: Any, parameters: Mapping[str, Any], signature: Signature) -> tuple[RequestedOutput, ...]:
     binary = flag(parameters, "binary_data_output")
     if outputs is None or outputs == []:
         return all_outputs(signature, binary)
@@ -251,7 +251,7 @@ def read_wanted(outputs: Any, parameters: Mapping[str, Any], signature: Signatur
             raise InputError("classification must be the number of classes to send")
         if classes and len(signature.outputs[number].shape) != 2:
             raise InputError(f"output {output['name']!r} has no scores of classes but a map; leave classification out")
-        wanted.append(Wanted(number, flag(settings, "binary_data", binary), classes))
+        wanted.append(RequestedOutput(number, flag(settings, "binary_data", binary), classes))
     if len({one.number for one in wanted}) != len(wanted):
         raise InputError("outputs names one of them twice")
     return tuple(wanted)
@@ -337,7 +337,7 @@ def as_text(piece: bytes | np.ndarray) -> bytes:
     return piece if isinstance(piece, bytes) else json_numbers(piece)
 
 
-def answer_size(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
+def answer_size(call: InferRequest, shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Numbers or labels that go out as JSON, and the most bytes they can take there; `shapes`: of all outputs."""
     numbers = labels = 0
     for one in call.wanted:
@@ -348,7 +348,9 @@ def answer_size(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
     return numbers + labels, MOST_DIGITS * numbers + LABEL_BYTES * labels
 
 
-def write_answer(about: Mapping[str, Any], call: Call, signature: Signature, outputs: Sequence[np.ndarray]) -> Body:
+def write_answer(
+    about: Mapping[str, Any], call: InferRequest, signature: Signature, outputs: Sequence[np.ndarray]
+) -> Body:
     """`about`: name, version, parameters."""
     head = dict(about) if call.id is None else {**about, "id": call.id}
     json_parts: list[bytes | np.ndarray] = [compact(head)[:-1] + b',"outputs":[']

@@ -1,6 +1,6 @@
-"""Readers: posted images and long JSON in, arrays out; in processes that can be killed. Called by app.py and routes.py.
+"""Readers: posted images and long JSON in, arrays out, in processes that can be killed. Used by app.py and classify.py.
 
-Images have processes of their own, so that none of them can hold up tensors.
+Images have processes of their own, so that they cannot delay tensors.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anyprec.serve.http.protocol import Call, Signature, Wanted, read_call
+from anyprec.serve.http.protocol import InferRequest, RequestedOutput, Signature, read_infer_request
 from anyprec.serve.http.workers import Workers
 
-LONG_JSON = 64 << 10  # bytes: to read them takes 2 to 4 ms, in which the event loop does nothing else
-LARGE = 1 << 20  # bytes of a binary tensor: to convert or copy more takes a ms and longer
+LONG_JSON = 64 << 10  # bytes; parsing them would block the event loop for 2 to 4 ms
+LARGE = 1 << 20  # bytes of a binary tensor; converting more takes over 1 ms
 CALL_S = 5.0  # for a JSON request; 4 MiB take 0.3 s
 
 
@@ -38,17 +38,17 @@ class Readers:
         head, data = await self.images.run("image", body, signature, max_pixels, until=until)
         return np.frombuffer(data, head["dtype"]).reshape(head["shape"])
 
-    async def call(self, body: bytes, header_length: int | None, signature: Signature) -> Call:
+    async def call(self, body: bytes, header_length: int | None, signature: Signature) -> InferRequest:
         if (len(body) if header_length is None else header_length) <= LONG_JSON:
             if len(body) <= LARGE:
-                return read_call(body, header_length, signature)
+                return read_infer_request(body, header_length, signature)
             loop = asyncio.get_running_loop()  # numpy converts and copies without the GIL
-            return await loop.run_in_executor(None, read_call, body, header_length, signature)
-        # Its own deadline is not known before it is read.
+            return await loop.run_in_executor(None, read_infer_request, body, header_length, signature)
+        # Its deadline is unknown until it has been read.
         head, data = await self.calls.run("call", body, header_length, signature, until=time.monotonic() + CALL_S)
-        return Call(
+        return InferRequest(
             np.frombuffer(data, head["dtype"]).reshape(head["shape"]),
-            tuple(Wanted(**one) for one in head["wanted"]),
+            tuple(RequestedOutput(**one) for one in head["wanted"]),
             head["id"],
             head["bits"],
             head["min_bits"],

@@ -24,12 +24,12 @@ import numpy as np
 
 from anyprec.errors import AnyprecError
 from anyprec.serve.http.images import read_image
-from anyprec.serve.http.protocol import Refusal, read_call
+from anyprec.serve.http.protocol import HttpError, read_infer_request
 
 LENGTHS = struct.Struct("<QQ")
 MEMORY = 2 << 30  # bytes of address space; 40 million pixels of a progressive JPEG need 0.6 GB
 
-Reply = tuple[dict[str, Any], bytes | memoryview]
+JobReply = tuple[dict[str, Any], bytes | memoryview]
 
 
 def main() -> None:
@@ -50,23 +50,23 @@ def main() -> None:
             return
 
 
-def answer(job: str, args: tuple[Any, ...], data: bytes) -> Reply:
+def answer(job: str, args: tuple[Any, ...], data: bytes) -> JobReply:
     try:
         return JOBS[job](data, *args)
     except MemoryError:
         return {"error": "TooLarge", "status": 413, "message": "it takes too much memory to decode; send less"}, b""
-    except Refusal as error:
-        return {"error": "Refusal", "status": error.status, "message": str(error)}, b""
+    except HttpError as error:
+        return {"error": "HttpError", "status": error.status, "message": str(error)}, b""
     except AnyprecError as error:
         return {"error": type(error).__name__, "status": 400, "message": str(error)}, b""
 
 
-def image_job(data: bytes, *args: Any) -> Reply:
+def image_job(data: bytes, *args: Any) -> JobReply:
     return array_reply(read_image(data, *args), {})
 
 
-def call_job(data: bytes, header_length: int | None, signature: Any) -> Reply:
-    call = read_call(data, header_length, signature)
+def call_job(data: bytes, header_length: int | None, signature: Any) -> JobReply:
+    call = read_infer_request(data, header_length, signature)
     fields = {
         "wanted": [asdict(one) for one in call.wanted],
         "id": call.id,
@@ -77,12 +77,12 @@ def call_job(data: bytes, header_length: int | None, signature: Any) -> Reply:
     return array_reply(call.x, fields)
 
 
-def array_reply(x: np.ndarray, fields: dict[str, Any]) -> Reply:
+def array_reply(x: np.ndarray, fields: dict[str, Any]) -> JobReply:
     x = np.ascontiguousarray(x)
     return {"shape": x.shape, "dtype": x.dtype.str, **fields}, memoryview(x.data).cast("B")
 
 
-JOBS: dict[str, Callable[..., Reply]] = {"image": image_job, "call": call_job}
+JOBS: dict[str, Callable[..., JobReply]] = {"image": image_job, "call": call_job}
 
 
 def limit_memory(most: int) -> None:

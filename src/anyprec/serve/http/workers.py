@@ -1,8 +1,8 @@
-"""Workers: processes for jobs on untrusted bytes. A job in; its reply out, or an error; never later than its deadline.
+"""Workers: processes that parse untrusted bytes. A job in; its reply or an error out, never later than its deadline.
 
-A process does one job at a time. A job that takes longer than `longest_s` ends with its process, and a new one takes
-its place; whoever waits for a process is told Expired at their deadline. What a process does is in worker_main.py.
-Called by readers.py, on the event loop.
+A process does one job at a time. If a job takes longer than `longest_s`, its process is killed and replaced. A request
+that waits for a free process gets Expired at its deadline. worker_main.py is the program of a process. Called by
+readers.py, on the event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyprec.errors import Expired, Overloaded
-from anyprec.serve.http.protocol import Refusal
+from anyprec.serve.http.protocol import HttpError
 from anyprec.serve.http.worker_main import LENGTHS
 from anyprec.serve.monitoring.logs import log
 
@@ -29,8 +29,8 @@ START_S = 30.0  # until a new process must be ready; it takes 0.2 s on an idle m
 PROGRAM = "import sys; sys.path[:] = {path!r}; from anyprec.serve.http.worker_main import main; main()"
 
 
-class Ended(Exception):
-    """The process is gone."""
+class WorkerDied(Exception):
+    """The worker process has ended."""
 
 
 class Worker:
@@ -73,8 +73,8 @@ class Worker:
                 await loop.sock_sendall(self.socket, data)
             return await self._receive()
         except (OSError, EOFError) as error:
-            raise Ended from error
-        except BaseException:  # half a message is under way
+            raise WorkerDied from error
+        except BaseException:  # part of a message was sent
             self.kill()
             raise
         finally:
@@ -143,7 +143,7 @@ class Workers:
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
         done, _ = await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
-        if not done:  # the process goes on until it is done, or has had its time: to kill it sooner would cost more
+        if not done:  # let the process finish or time out: replacing it would cost more
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise Expired("its deadline passed while it was read")
         return task.result()
@@ -162,23 +162,23 @@ class Workers:
     async def _do(self, worker: Worker, job: str, data: bytes, args: tuple[Any, ...]) -> tuple[Any, bytearray]:
         try:
             head, found = await worker.ask(job, self.longest_s, args, data)
-        except Ended:
+        except WorkerDied:
             if self._closed:
                 raise Expired("the server stopped while it was read") from None
             self.on_kill()
             late, worker.killed = worker.killed, True
             if not late:
                 log.error("a worker process ended by itself", job=job, code=worker.process.poll())
-                raise Refusal(400, f"the {job} cannot be read: it ended the process that tried to") from None
+                raise HttpError(400, f"the {job} cannot be read: it ended the process that tried to") from None
             log.warning("a job took too long", job=job, bytes=len(data), seconds=self.longest_s)
-            raise Refusal(
+            raise HttpError(
                 413, f"it takes more than {self.longest_s:g} s to read, too long; send a smaller or simpler one"
             ) from None
         finally:
             await self._put_back(worker)
         self.came_up = True
         if "error" in head:
-            raise Refusal(head["status"], head["message"])
+            raise HttpError(head["status"], head["message"])
         return head, found
 
     async def _put_back(self, worker: Worker) -> None:

@@ -1,6 +1,6 @@
-"""How a model fares, in words: a window of recent.py in; "overloaded: 73 % of requests not in time ..." out.
+"""The condition of a model in words: the last seconds in; "overloaded: 73 % of requests not in time ..." out.
 
-Overload begins and ends here, and changes of precision are summed up, with lines in the log. The page shows the words,
+Decides when an overload begins and ends, and logs overloads and changes of precision. The page shows the words,
 /metrics the state. App.look calls this once a second.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.recent import EXPIRED, FAILED, IN_TIME, LATE, LEFT, REFUSED, TURNED_AWAY, WINDOW, Period
 
-BEGINS, ENDS = 0.9, 0.97  # attainment over the window; apart, so that a server at the edge does not flicker
-FEW = 10  # requests in the window below which nothing is called an overload
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0  # between lines about a precision that keeps changing
-GOOD = 0.99  # below this the page says how many are missed, though it is no overload yet
+BEGINS, ENDS = 0.9, 0.97  # attainment at which an overload begins and ends: hysteresis against flicker
+FEW = 10  # fewer requests in the window are never called an overload
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0  # between log lines while the precision keeps changing
+GOOD = 0.99  # below this attainment the page says how many were missed, even without an overload
 
 WORDS = {
     LATE: "late",
@@ -50,7 +50,7 @@ class Overload:
 
 @dataclass(frozen=True)
 class Precision:
-    """What a scheduler says of its widths: Scheduler.precision."""
+    """The widths a scheduler has chosen: Scheduler.precision."""
 
     last: str | None  # profile of the last batch that the policy chose
     changes: int  # since the start
@@ -58,7 +58,7 @@ class Precision:
 
 
 class PrecisionLog:
-    """A line when the policy changes the width; where it keeps changing, a summary after 10 s, 20 s, ... 5 minutes."""
+    """Logs each change of width; while it keeps changing, a summary after 10 s, 20 s, ... 5 minutes."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -74,7 +74,7 @@ class PrecisionLog:
         changes, passed = seen.changes - told.changes, now - self._told_at
         if not changes:
             if passed >= 2 * self._pause_s:
-                self._pause_s = 0.0  # calm: the next change is told at once
+                self._pause_s = 0.0  # calm: the next change is logged at once
             return
         if passed < self._pause_s:
             return
@@ -119,7 +119,7 @@ def verdict(total: Period, overloaded: bool, seconds: int = WINDOW) -> tuple[str
 
 
 def percent(share: float) -> str:
-    """Rounded, but never to all or to none: 99.996 % is not 100 %."""
+    """Rounded, but never to 0 or 100 %: 99.996 % is not 100 %."""
     value = 100 * share
     if 0 < value < 0.01:
         return "under 0.01 %"

@@ -1,6 +1,6 @@
-"""What /metrics reads at the moment it is asked for: policy, widths, engine time, what waits, the last 10 seconds.
+"""ModelGauges: values of /metrics that are read when it is scraped: policy, widths, engine time, queue, last 10 s.
 
-ModelGauges is a collector of prometheus_client, made by app.py; metrics.py holds what is counted as it happens.
+A collector for prometheus_client, made by http/app.py. Metrics holds what is counted as it happens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from anyprec.serve.models import Loaded, Models, Served
+from anyprec.serve.models import LoadedModel, ModelRepository, ServedModel
 from anyprec.serve.monitoring.metrics import Metrics
 from anyprec.serve.monitoring.recent import mean_accuracy
 from anyprec.serve.scheduling.policy import POLICIES
@@ -20,32 +20,40 @@ from anyprec.serve.scheduling.policy import POLICIES
 # Name -> kind, help, labels beside the model.
 READ: dict[str, tuple[type[Metric], str, tuple[str, ...]]] = {
     "model_ready": (GaugeMetricFamily, "1 if the model is loaded", ()),
-    "model_loads": (GaugeMetricFamily, "Times that its file was loaded", ()),
+    "model_loads": (GaugeMetricFamily, "Times the model file was loaded", ()),
     "slo_seconds": (GaugeMetricFamily, "The latency target", ()),
-    "queue_requests": (GaugeMetricFamily, "Requests that wait", ()),
-    "queue_images": (GaugeMetricFamily, "Images that wait", ()),
-    "attainment_ratio": (GaugeMetricFamily, "Share of requests answered in time in the last 10 s", ()),
+    "queue_requests": (GaugeMetricFamily, "Queued requests", ()),
+    "queue_images": (GaugeMetricFamily, "Queued images", ()),
+    "attainment_ratio": (GaugeMetricFamily, "SLO attainment: share of requests answered in time in the last 10 s", ()),
     "overloaded": (GaugeMetricFamily, "1 while the model is overloaded, as the log and the page say", ()),
     "policy": (GaugeMetricFamily, "1 for the policy in force, 0 for the others", ("policy",)),
-    "width_held": (GaugeMetricFamily, "1 for the width that is held; 0 for all where the policy is free", ("bits",)),
-    "width_last": (GaugeMetricFamily, "1 for the width of the last batch that the policy chose", ("bits",)),
-    "width_accuracy_ratio": (GaugeMetricFamily, "Accuracy that the model file notes for a width", ("bits",)),
-    "expected_accuracy_ratio": (GaugeMetricFamily, "Accuracy expected of what was served in the last 10 s", ()),
+    "width_held": (
+        GaugeMetricFamily,
+        "1 for the width the policy is fixed to; 0 for all under other policies",
+        ("bits",),
+    ),
+    "width_last": (GaugeMetricFamily, "1 for the width the policy chose for the last batch", ("bits",)),
+    "width_accuracy_ratio": (GaugeMetricFamily, "Accuracy of a width, from the model file", ("bits",)),
+    "expected_accuracy_ratio": (GaugeMetricFamily, "Expected accuracy of the answers of the last 10 s", ()),
     "engine_seconds": (CounterMetricFamily, "Engine time by width", ("bits",)),
     "engine_batches": (CounterMetricFamily, "Batches by width", ("bits",)),
-    "cancelled_runs": (CounterMetricFamily, "Batches that stopped between two steps: nobody wanted their answers", ()),
-    "precision_changes": (CounterMetricFamily, "Batches whose width the policy chose other than the one before", ()),
+    "cancelled_runs": (
+        CounterMetricFamily,
+        "Batches stopped between two steps, since no client waited for them any more",
+        (),
+    ),
+    "precision_changes": (CounterMetricFamily, "Times the policy changed the width from one batch to the next", ()),
 }
 Numbers = Mapping[str, float | Mapping[str, float]]  # by name; by label value where READ has a label
 
 
 class ModelGauges(Collector):
-    def __init__(self, models: Models, metrics: Metrics) -> None:
+    def __init__(self, models: ModelRepository, metrics: Metrics) -> None:
         self.models, self.metrics = models, metrics
         metrics.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        return []  # known when asked; without this the registry would ask at once
+        return []  # without this, registering would collect at once
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Any] = {}
@@ -58,11 +66,11 @@ class ModelGauges(Collector):
                     families[name].add_metric([served.name, label] if labels else [served.name], float(one))
         return families.values()
 
-    def numbers(self, served: Served) -> Numbers:
+    def numbers(self, served: ServedModel) -> Numbers:
         found = {"model_ready": float(served.now is not None), "model_loads": float(served.loads)}
         return found if served.now is None else {**found, **self._loaded(served, served.now)}
 
-    def _loaded(self, served: Served, loaded: Loaded) -> Numbers:
+    def _loaded(self, served: ServedModel, loaded: LoadedModel) -> Numbers:
         stats = loaded.scheduler.stats()
         total = self.metrics.recent[served.name].over(time.time())
         profiles = loaded.signature.profiles

@@ -1,6 +1,6 @@
-"""Latencies in bins that grow by 3 %, from 10 us to over 100 s: quantiles of many in little memory, never too low.
+"""Latency histogram with bins that grow by 3 %, from 10 us to over 100 s: quantiles in little memory, never too low.
 
-A histogram is a plain Counter, bin -> how many, so that several add up. Used by tally.py and recent.py.
+A histogram is a plain Counter, bin -> count, so that several can be added. Used by recent.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def bin_of(seconds: float) -> int:
 
 
 def quantile(bins: Mapping[int, int], q: float) -> float:
-    """Seconds: the upper end of the bin that the quantile falls into, so at most 3 % too much. `bins` is not empty."""
+    """Seconds: the upper end of the quantile's bin, so at most 3 % too high. `bins` is not empty."""
     rank, seen = q * sum(bins.values()), 0
     for place in sorted(bins):
         seen += bins[place]

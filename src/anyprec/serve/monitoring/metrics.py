@@ -1,7 +1,7 @@
-"""What happened, counted: answers in; Prometheus text for /metrics and the last minutes, second by second, out.
+"""Metrics: counts every request; gives Prometheus text for /metrics, and the last minutes second by second.
 
-app.py notes every request here once its answer is sent, from the event loop's thread alone. prometheus_client holds the
-counters; recent.py the last seconds, which the page, the overload lines of the log and the gauges all read.
+http/app.py reports each request here once its answer is sent, always from the event loop's thread. prometheus_client
+holds the counters; RecentSeconds the last seconds, which the page, the overload log lines and the gauges read.
 """
 
 from __future__ import annotations
@@ -23,17 +23,26 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from anyprec.serve.monitoring.condition import Overload, PrecisionLog
-from anyprec.serve.monitoring.recent import EXPIRED, FAILED, IN_TIME, LATE, LEFT, REFUSED, TURNED_AWAY, Recent
+from anyprec.serve.monitoring.recent import (
+    CLIENT_GONE,
+    EXPIRED,
+    FAILED,
+    IN_TIME,
+    LATE,
+    LEFT,
+    REFUSED,
+    TURNED_AWAY,
+    RecentSeconds,
+)
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-GONE = 499  # a client that went away
 BUSY = (429, 503)
 
 
 @dataclass(frozen=True)
 class ServedRun:
-    """What an answer's batch was like."""
+    """The batch that an answer was computed in."""
 
     bits: int | str
     queue_s: float
@@ -43,10 +52,10 @@ class ServedRun:
 
 
 class Metrics:
-    """Of one server. Models are known beforehand: no request can make a new label."""
+    """Metrics of one server. Models are registered beforehand, so no request can create a new label."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        disable_created_metrics()  # a line for each counter that nobody reads
+        disable_created_metrics()  # one more line per counter, which nobody reads
         self.clock = clock
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector):
@@ -54,7 +63,11 @@ class Metrics:
         own: dict[str, Any] = {"registry": self.registry, "namespace": "anyprec"}
         self.requests = Counter("requests", "HTTP requests by status", ["model", "status"], **own)
         self.seconds = Histogram(
-            "latency_seconds", "From a request's last byte to its answer's", ["model"], buckets=SECONDS, **own
+            "latency_seconds",
+            "Latency of answers, from a request's last byte to its answer's last byte",
+            ["model"],
+            buckets=SECONDS,
+            **own,
         )
         self.queue_seconds = Histogram("queue_seconds", "Time in the queue", ["model"], buckets=SECONDS, **own)
         self.batches = Histogram("batch_images", "Images in the batch", ["model"], buckets=BATCHES, **own)
@@ -62,32 +75,34 @@ class Metrics:
         self.in_time = Counter("deadlines", "Answers by whether they met their deadline", ["model", "met"], **own)
         self.outcomes = Counter(
             "outcomes",
-            "Inference requests by what became of them, as their clients saw it",
+            "Inference requests by outcome, as their clients saw it",
             ["model", "outcome"],
             **own,
         )
         self.turned_away = Counter("turned_away", "Connections refused before a request was read", ["status"], **own)
-        self.reloads = Counter("reloads", "Model files loaded anew, or refused", ["model", "result"], **own)
+        self.reloads = Counter("reloads", "Model files loaded or refused", ["model", "result"], **own)
         self.connections = Gauge("connections", "Open connections", **own)
-        self.killed = Counter("killed_jobs", "Images and long requests that took too long to read", **own)
+        self.killed = Counter(
+            "killed_jobs", "Images and long requests killed because they took too long to decode", **own
+        )
         self.held = Gauge("held_bytes", "Bytes of request bodies in memory", **own)
-        self.recent: dict[str, Recent] = {}
+        self.recent: dict[str, RecentSeconds] = {}
         self.overloads: dict[str, Overload] = {}
         self.precisions: dict[str, PrecisionLog] = {}
-        self._of: dict[str, _Model] = {}
+        self._of: dict[str, _ModelCounters] = {}
         self._no_model: dict[int, Any] = {}
 
     def add_model(self, name: str) -> None:
         if name not in self.recent:
-            self.recent[name] = Recent()
+            self.recent[name] = RecentSeconds()
             self.overloads[name] = Overload(name)
             self.precisions[name] = PrecisionLog(name)
-            self._of[name] = _Model(self, name)
+            self._of[name] = _ModelCounters(self, name)
 
     def ended(self, model: str, status: int, met: bool, latency_s: float, runs: Sequence[ServedRun]) -> None:
-        """An inference request has come to its end: answered with `runs`, refused, failed or left by its client.
+        """An inference request has ended: answered with `runs`, refused, failed, or abandoned by its client.
 
-        latency_s: from the request's last byte to the answer's; met: that was within its deadline.
+        latency_s: from the request's last byte to the answer's last byte. met: within its deadline.
         """
         if status == 200 and runs:
             outcome = IN_TIME if met else LATE
@@ -97,30 +112,30 @@ class Metrics:
             outcome = EXPIRED
         elif status >= 500:
             outcome = FAILED
-        elif status == GONE and not met:
+        elif status == CLIENT_GONE and not met:
             outcome = LEFT
         else:
-            return  # the client's own mistake, or one that did not wait
+            return  # the client's mistake, or it did not wait for its deadline
         now = self.clock()
         of = self._of[model]
         of.outcome(outcome).inc()
         answered = outcome in (IN_TIME, LATE)
         widths = [run.bits for run in runs] if answered else []
-        self.recent[model].ended(now, outcome, latency_s if answered else None, widths)
+        self.recent[model].second(now).count(outcome, latency_s if answered else None, widths)
         if answered:
             of.seconds.observe(latency_s)
             (of.met if met else of.missed).inc()
             of.answered(now, latency_s, runs)
 
     def turn_away(self, status: int) -> None:
-        """A connection was refused before a request of it was read."""
+        """A connection was refused before its request was read."""
         self.turned_away.labels(str(status)).inc()
         if status in BUSY:
             for recent in self.recent.values():
-                recent.ended(self.clock(), TURNED_AWAY)
+                recent.second(self.clock()).count(TURNED_AWAY)
 
     def finished(self, model: str, status: int) -> None:
-        """model: "" where the request was for none, or for one that is not there."""
+        """Any HTTP request has ended. model: "" where the path names none, or an unknown one."""
         of = self._of.get(model)
         statuses = self._no_model if of is None else of.statuses
         child = statuses.get(status)
@@ -137,8 +152,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Model:
-    """The children of one model's label, looked up once: a look-up costs as much as the count."""
+class _ModelCounters:
+    """The counters of one model, looked up once: looking one up costs as much as counting."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.seconds = metrics.seconds.labels(name)
@@ -160,7 +175,7 @@ class _Model:
 
 
 class Totals:
-    """Sums since the start, in Triton's form."""
+    """Sums since the start, in the form of Triton's statistics extension."""
 
     def __init__(self) -> None:
         self.last = 0.0  # Unix time
@@ -186,7 +201,7 @@ class Totals:
         def sums(count: float, seconds: float) -> dict[str, int]:
             return {"count": round(count), "ns": round(1e9 * seconds)}
 
-        between = max(0.0, self.latency_s - self.queue_s - self.run_s)  # on the way in and out
+        between = max(0.0, self.latency_s - self.queue_s - self.run_s)  # reading and sending
         return {
             "last_inference": round(1e3 * self.last),
             "inference_count": self.images,

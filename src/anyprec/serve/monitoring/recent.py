@@ -1,7 +1,7 @@
-"""The last minutes of one model, second by second, as its clients saw them: what ended how, at which bits, how late.
+"""RecentSeconds: a ring of one-second periods with the outcomes, widths and latencies of requests.
 
-metrics.py notes every inference request here when its answer has been sent, or its refusal. The page, /live, the
-overload lines of the log and the gauges of /metrics all read this one record: they cannot contradict each other.
+Metrics keeps one per model, as its clients saw it; the page, /live, the overload lines of the log and the gauges of
+/metrics all read that one, so they cannot contradict each other. SchedulerStats keeps one as the scheduler saw it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from anyprec.serve.monitoring.histogram import bin_of, quantile
 KEEP = 300  # seconds of history
 WINDOW = 10  # seconds that "now" stands for: on the page, in the log and in /metrics
 
-# What a request can come to. LEFT: its client went away after the deadline. TURNED_AWAY: its connection was refused
-# before it could name a model, which counts for every model. A client's own mistake (400, 413, ...) and one that went
-# away before its deadline are not among them: nothing was promised, or nobody waited.
+# Outcomes of a request. LEFT: its client went away after the deadline. TURNED_AWAY: its connection was refused before
+# it could name a model; counts for every model. Client errors (400, 413, ...) and clients that went away before their
+# deadline are not counted.
 IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT = "in_time", "late", "refused", "expired", "failed", "left"
 TURNED_AWAY = "turned_away"
 OUTCOMES = (IN_TIME, LATE, REFUSED, EXPIRED, FAILED, LEFT, TURNED_AWAY)
+
+CLIENT_GONE = 499  # status of a request whose client went away; nothing is sent
 
 Accuracy = Callable[[int | str], float | None]
 
@@ -37,6 +39,15 @@ class Period:
         self.latencies: Counter[int] = Counter()  # of answers, by bin
         self.slowest_s = 0.0
 
+    def count(self, outcome: str, latency_s: float | None = None, bits: Iterable[int | str] = ()) -> None:
+        """One request has ended; `latency_s` and the bits of its runs where it was answered."""
+        self.outcomes[outcome] += 1
+        if latency_s is not None:
+            self.latencies[bin_of(latency_s)] += 1
+            self.slowest_s = max(self.slowest_s, latency_s)
+        for width in bits:
+            self.bits[width] += 1
+
     def add(self, other: Period) -> None:
         self.outcomes.update(other.outcomes)
         self.bits.update(other.bits)
@@ -48,20 +59,23 @@ class Period:
         return sum(self.outcomes.values())
 
     @property
+    def answered(self) -> int:
+        return self.outcomes[IN_TIME] + self.outcomes[LATE]
+
+    @property
     def attainment(self) -> float | None:
-        """The share of all requests that was answered in time; None where there were none."""
+        """SLO attainment: the share of all requests answered in time; None where there were none."""
         requests = self.requests
         return self.outcomes[IN_TIME] / requests if requests else None
 
     def quantile_ms(self, q: float) -> float | None:
-        """Of the latency of answers, at most 3 % too much."""
+        """Quantile of the latency of answers, at most 3 % too high."""
         return round(1e3 * min(self.slowest_s, quantile(self.latencies, q)), 4) if self.latencies else None
 
     def record(self, accuracy: Accuracy | None = None) -> dict[str, Any]:
-        answered = self.outcomes[IN_TIME] + self.outcomes[LATE]
         return {
             "requests": self.requests,
-            "answered": answered,
+            "answered": self.answered,
             **{name: self.outcomes[name] for name in OUTCOMES},
             "bits": {str(bits): count for bits, count in self.bits.items()},
             "p50_ms": self.quantile_ms(0.5),
@@ -71,47 +85,40 @@ class Period:
         }
 
 
-class Recent:
-    """The last KEEP seconds, in a ring: memory that does not grow."""
+class RecentSeconds:
+    """The last `keep` seconds in a ring, so memory does not grow. Times are seconds of the caller's clock."""
 
-    def __init__(self) -> None:
-        self.ring = [Period() for _ in range(KEEP)]
+    def __init__(self, keep: int = KEEP) -> None:
+        self.keep = keep
+        self.ring = [Period() for _ in range(keep)]
 
     def second(self, now: float) -> Period:
+        """The period under way."""
         at = int(now)
-        if self.ring[at % KEEP].at != at:
-            self.ring[at % KEEP] = Period(at)
-        return self.ring[at % KEEP]
+        if self.ring[at % self.keep].at != at:
+            self.ring[at % self.keep] = Period(at)
+        return self.ring[at % self.keep]
 
-    def ended(self, now: float, outcome: str, latency_s: float | None = None, bits: Iterable[int | str] = ()) -> None:
-        """A request came to its end; `latency_s` where it was answered, with the bits of its runs."""
-        second = self.second(now)
-        second.outcomes[outcome] += 1
-        if latency_s is not None:
-            second.latencies[bin_of(latency_s)] += 1
-            second.slowest_s = max(second.slowest_s, latency_s)
-        for width in bits:
-            second.bits[width] += 1
-
-    def _full(self, now: float, seconds: int) -> Iterable[tuple[int, Period]]:
-        """(ago, second) of the full seconds before `now`, oldest first; the one under way is not among them."""
-        for ago in range(min(seconds, KEEP - 1), 0, -1):
-            second = self.ring[(int(now) - ago) % KEEP]
-            yield ago, second if second.at == int(now) - ago else Period()
+    def _at(self, second: int) -> Period:
+        found = self.ring[second % self.keep]
+        return found if found.at == second else Period()
 
     def series(self, now: float, seconds: int, accuracy: Accuracy | None = None) -> list[dict[str, Any]]:
-        return [{"ago": ago, **second.record(accuracy)} for ago, second in self._full(now, seconds)]
+        """A record for each full second before `now`, oldest first."""
+        last = min(seconds, self.keep - 1)
+        return [{"ago": ago, **self._at(int(now) - ago).record(accuracy)} for ago in range(last, 0, -1)]
 
-    def over(self, now: float, seconds: int = WINDOW) -> Period:
-        """The same full seconds added up."""
+    def over(self, now: float, seconds: int = WINDOW, with_current: bool = False) -> Period:
+        """The sum of that many full seconds, or of one less and the second under way."""
+        last = min(seconds, self.keep - 1)
         total = Period()
-        for _, second in self._full(now, seconds):
-            total.add(second)
+        for ago in range(last) if with_current else range(1, last + 1):
+            total.add(self._at(int(now) - ago))
         return total
 
 
 def window_record(total: Period, seconds: int, accuracy: Accuracy | None = None) -> dict[str, Any]:
-    """What the tiles of the page show: all of it over the same `seconds`."""
+    """What the tiles of the page show, all over the same `seconds`."""
     widths = [(int(bits), count) for bits, count in total.bits.items() if str(bits).isdigit()]
     runs = sum(count for _, count in widths)
     return {
@@ -124,7 +131,7 @@ def window_record(total: Period, seconds: int, accuracy: Accuracy | None = None)
 
 
 def mean_accuracy(bits: Counter[int | str], accuracy: Accuracy | None) -> float | None:
-    """Percent expected of what was served, by the file's note of each width; None where one width has none."""
+    """Expected accuracy of what was served, in percent, from the file's accuracy per width; None if one is unknown."""
     if not bits or accuracy is None:
         return None
     known = [(accuracy(width), count) for width, count in bits.items()]

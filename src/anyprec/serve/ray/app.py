@@ -22,11 +22,12 @@ from anyprec.serve.connections.server import SWITCH_S
 from anyprec.serve.http.app import App, make_app
 from anyprec.serve.http.exchange import Receive, Scope, Send
 from anyprec.serve.http.keys import Keys, read_keys
-from anyprec.serve.models import Deliver, Settings, make_scheduler, named_paths
+from anyprec.serve.models import Settings, make_scheduler, named_paths
 from anyprec.serve.monitoring.logs import log, set_up
 from anyprec.serve.ray.options import Options, read_options
 from anyprec.serve.ray.scaling import report_of
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.answer import Deliver
+from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Scheduler
 
 POLICY = "anyprec.serve.ray.scaling:scale"
@@ -64,7 +65,7 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
     return bound
 
 
-def front_door() -> FrontDoor:
+def front_door() -> ReplicaApp:
     """Called by Ray in the replica's process, after the replica was made."""
     assert Replica.here is not None
     return Replica.here.door
@@ -85,7 +86,7 @@ class Replica:
             layout=options.layout,
             threads=options.threads,
             engine_threads=options.engines,
-            limits=Limits(max_batch=options.max_batch, max_queue=options.max_queue),
+            limits=QueueLimits(max_batch=options.max_batch, max_queue=options.max_queue),
             warm_up_s=options.warm_up,
         )
         # Control over HTTP would reach one replica of many: it stays closed, and `reconfigure` is for all.
@@ -95,7 +96,7 @@ class Replica:
         self.application.readers.start()
         self.application.models.load_all()
         self.application.models.watch()
-        self.door = FrontDoor(self.application, self.name)
+        self.door = ReplicaApp(self.application, self.name)
         self.gauges = Gauges()
         gc.collect()
         gc.freeze()  # as in server.py: what is loaded by now stays
@@ -131,7 +132,7 @@ class Replica:
         return report
 
 
-class FrontDoor:
+class ReplicaApp:
     """The application as Ray mounts it: without the route prefix, and saying which replica answered."""
 
     def __init__(self, app: App, name: str) -> None:

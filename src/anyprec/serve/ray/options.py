@@ -1,6 +1,6 @@
 """Options of the Ray application: `key=value` strings, or `args` of a configuration file, in; Options out.
 
-Apart from ray_app.py, its only caller, because it needs no Ray. The names are those of `anyprec serve` where both have
+Apart from ray/app.py, its only caller, because it needs no Ray. The names are those of `anyprec serve` where both have
 them; what Ray itself is told (address, port, TLS) is not here. docs/deploy.md has the table.
 """
 
@@ -15,7 +15,7 @@ from anyprec.arguments import delay, duration, positive
 from anyprec.choices import LAYOUTS
 from anyprec.errors import ServeError
 from anyprec.serve.models import named_paths
-from anyprec.serve.scheduling.queue import Limits
+from anyprec.serve.scheduling.queue import QueueLimits
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Options:
     layout: str = "NCHW"
     threads: int = 1
     engines: int = 1
-    max_batch: int = Limits().max_batch
-    max_queue: int = Limits().max_queue
+    max_batch: int = QueueLimits().max_batch
+    max_queue: int = QueueLimits().max_queue
     warm_up: float = 3.0
     api_key_file: str | None = None
     min_replicas: int = 1

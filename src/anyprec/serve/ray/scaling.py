@@ -2,7 +2,7 @@
 
 Each replica reports a range (report_of): how many like it the load it sees would keep busy at the narrowest width, and
 how many at the widest. As long as there are as many as the first and no more than the second, the widths adapt and the
-number stays (scale). Called by ray_app.py; Ray ships `scale` to its controller by value, so nothing here imports Ray.
+number stays (scale). Called by ray/app.py; Ray ships `scale` to its controller by value, so nothing here imports Ray.
 """
 
 from __future__ import annotations

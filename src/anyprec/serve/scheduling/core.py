@@ -1,9 +1,11 @@
-"""Desk: queue, latency table and policy together, without a clock or a thread. Scheduler and simulator are its callers.
+"""SchedulerCore: queue, latency table and policy together, without a clock or a thread.
 
-refused = desk.arrive(request, now)     it waits now, or Overloaded is raised
-work = desk.next(now)                   the next batch to run, or None
-desk.finish(work, seconds, now)
-desk.refused                            requests given up meanwhile, with the error each is to be told
+    core.arrive(request, now)           queues the request, or raises Overloaded or UnsupportedBits
+    batch = core.next(now)              the next batch to run, or None
+    core.finish(batch, seconds, now)    the batch has run
+    core.take_rejected()                queued requests dropped since the last call, each with its error
+
+Called by Scheduler (real time, engine threads) and by the simulator (virtual time).
 """
 
 from __future__ import annotations
@@ -16,38 +18,47 @@ from typing import NoReturn
 
 from anyprec.errors import Expired, Overloaded, ServeError, UnsupportedBits
 from anyprec.serve.scheduling.latency import LatencyTable
-from anyprec.serve.scheduling.policy import POLICIES, AccuracyFirst, Adaptive, Fixed, Level, Policy, State, levels_of
-from anyprec.serve.scheduling.queue import Kind, Limits, Queue, Request, expiry
+from anyprec.serve.scheduling.policy import (
+    POLICIES,
+    AccuracyFirst,
+    Adaptive,
+    Fixed,
+    Level,
+    Policy,
+    PolicyInput,
+    levels_of,
+)
+from anyprec.serve.scheduling.queue import Kind, Queue, QueueLimits, Request, expiry
 
-RATE_WINDOW = 0.5  # seconds; 50 times the SLO where that is longer
-MOST_SHAPES = 64  # image sizes with a table of their own
-MOST_WEIGHED = 128  # requests looked at where they differ in size or bits: what comes after is decided later
-REVIEW_S = 5.0  # how often it is asked which profiles are worth having, as their times change
-LATE_SHARE = 0.25  # of the SLO: how long those who are late anyway may hold up those who may still come
+RATE_WINDOW = 0.5  # seconds over which the arrival rate is averaged; 50 times the SLO where that is longer
+MOST_SHAPES = 64  # image sizes with a latency table of their own
+MOST_WEIGHED = 128  # requests a policy looks at where they differ in size or bits
+REVIEW_S = 5.0  # between two updates of the levels, as measured times change
+LATE_SHARE = 0.25  # longest batch of already-late requests, as a fraction of the SLO
 
-Refusal = tuple[Request, Exception]
+Rejection = tuple[Request, Exception]
 
 
 @dataclass(eq=False)
-class Work:
-    """One batch: who is in it, at which level, when it began and is expected to end."""
+class Batch:
+    """One batch: its requests and level, when it began and when it should end."""
 
     requests: list[Request]
     level: Level
     images: int
     began: float
     ends: float
-    table: LatencyTable  # where its time goes, even if another model has come meanwhile
-    gone: set[Request] = field(default_factory=set)  # whose clients went away while it ran
+    table: LatencyTable  # that its time updates, even if the model was replaced meanwhile
+    gone: set[Request] = field(default_factory=set)  # requests whose clients went away while it ran
 
     @property
     def expires(self) -> float:
-        """When nobody wants its answers any more."""
+        """When the last of its requests expires."""
         return max(expiry(request) for request in self.requests)
 
 
-class Rate:
-    """Images a second, over a window that forgets exponentially."""
+class ArrivalRate:
+    """Images a second, as an exponentially weighted average."""
 
     def __init__(self, window: float) -> None:
         self.window = window
@@ -62,11 +73,12 @@ class Rate:
         return self._sum * math.exp(min(0.0, (self._at - now) / self.window)) / self.window
 
 
-class Desk:
-    """One model's requests and engines. `accuracies` are the file's, in percent, None where it has none.
+class SchedulerCore:
+    """The requests and running batches of one model. Not thread-safe.
 
-    margin: seconds kept back from every deadline, for the way of the answer to the client. shape: of the images that
-    the table was measured with. Not thread-safe.
+    accuracies: by profile, in percent; None where the model file has none.
+    margin: seconds kept back from every deadline, for sending the answer.
+    shape: of one image that the table was measured with.
     """
 
     def __init__(
@@ -77,19 +89,19 @@ class Desk:
         policy: str = "adaptive",
         bits: int | str | None = None,
         slo: float = 0.05,
-        limits: Limits | None = None,
+        limits: QueueLimits | None = None,
         margin: float = 0.0,
         engines: int = 1,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         self.slo = slo
-        self.limits = limits or Limits()
+        self.limits = limits or QueueLimits()
         self.margin = margin
         self.engines = engines
         self.queue = Queue()
-        self.running: list[Work] = []
-        self.refused: list[Refusal] = []
-        self.rate = Rate(max(RATE_WINDOW, 50 * slo))
+        self.running: list[Batch] = []
+        self.rejected: list[Rejection] = []
+        self.rate = ArrivalRate(max(RATE_WINDOW, 50 * slo))
         self.set_table(accuracies, table, shape)
         self.set_policy(policy, bits)
 
@@ -98,10 +110,10 @@ class Desk:
     def set_table(
         self, accuracies: Mapping[str, float | None], table: LatencyTable, shape: tuple[int, ...] | None = None
     ) -> None:
-        """A new model. What waits is kept; the caller sees to requests that the new model cannot run."""
+        """Use another model. Queued requests stay; the caller removes those that the new model cannot run."""
         self.accuracies, self.table, self.shape = dict(accuracies), table, shape
         self._reviewed = -math.inf
-        self.tables: dict[tuple[int, ...], LatencyTable] = {}  # of images of other sizes
+        self.tables: dict[tuple[int, ...], LatencyTable] = {}  # for images of other sizes
         self.levels = levels_of(accuracies, table)
         self.all_levels = {level.profile: level for level in self.levels}
         for profile in table.profiles:
@@ -125,7 +137,7 @@ class Desk:
         return level
 
     def allowed(self, request: Request) -> Sequence[Level]:
-        """Levels that this request may run at, least accurate first; raises UnsupportedBits where there is none."""
+        """Levels this request may run at, least accurate first; raises UnsupportedBits where there is none."""
         if request.bits is not None:
             return (self.find_level(request.bits),)
         least = request.min_bits
@@ -136,7 +148,7 @@ class Desk:
         elif least <= 1:
             return self.levels
         levels = [level for level in self.levels if width(level) >= least]
-        if not levels:  # only widths that a narrower one beats, or float
+        if not levels:  # only float, or widths slower and less accurate than a narrower one
             wide = [level for level in self.all_levels.values() if width(level) >= least]
             if not wide:
                 raise UnsupportedBits(
@@ -146,7 +158,7 @@ class Desk:
         return levels if self.bits is None else levels[:1]
 
     def table_for(self, kind: Kind) -> LatencyTable:
-        """The times of images of this shape; those never seen are guessed from their number of elements."""
+        """The latency table for images of this shape; for a new shape, estimated from its number of elements."""
         if kind is None or self.shape is None or kind[0] == self.shape:
             return self.table
         table = self.tables.get(kind[0])
@@ -159,7 +171,7 @@ class Desk:
     # --- Requests in ----------------------------------------------------------------------------------------------
 
     def arrive(self, request: Request, now: float) -> None:
-        """Let a request wait. Raises Overloaded or UnsupportedBits; whom it displaces goes to `refused`."""
+        """Queue a request. Raises Overloaded or UnsupportedBits; requests it displaces are added to `rejected`."""
         level = self.allowed(request)[0]
         self.rate.add(request.images, now)
         if request.expires is None:
@@ -168,17 +180,17 @@ class Desk:
         while (late := self.lateness(request, level, now)) > 0:
             victim = self.queue.greediest(request.client, request.images)
             if victim is None:
-                for other in victims:  # nobody gained by their going
+                for other in victims:  # dropping them was not enough
                     self.queue.add(other)
                 self._refuse(request, level, late, now)
             self.queue.remove(victim)
             victims.append(victim)
-        self.refused += [(victim, over_share(self.slo)) for victim in victims]
+        self.rejected += [(victim, over_share(self.slo)) for victim in victims]
         self.queue.add(request)
 
     def _refuse(self, request: Request, level: Level, late: float, now: float) -> NoReturn:
         alone = self.table_for(request.kind).typical(level.profile, request.images)
-        if now + alone <= request.deadline:  # else no policy could have helped, and prices shall not learn from it
+        if now + alone <= request.deadline:  # otherwise no policy could have met it, so there is nothing to learn
             self.policy.missed()
         clients = self.queue.clients
         share = self.queue.images / max(1, len(clients))
@@ -190,16 +202,16 @@ class Desk:
         )
 
     def lateness(self, request: Request, level: Level, now: float) -> float:
-        """Seconds by which a request would miss its deadline at its lowest width, behind all that is more urgent.
+        """Seconds by which a request would miss its deadline at its lowest level, after all more urgent requests.
 
-        Positive as well where the queue is full. An idle server tries every request: its table may be wrong.
+        Also positive where the queue is full. An idle server accepts every request, since its table may be wrong.
         """
         queue = self.queue
         if queue.images + request.images > self.limits.max_queue:
             return max(self.share(queue.waiting) / self.engines, 1e-3)
         start = now
         if len(self.running) >= self.engines:
-            start = max(now, min(work.ends for work in self.running))
+            start = max(now, min(batch.ends for batch in self.running))
         elif not queue.waiting:
             return 0.0
         ahead = bisect_right(queue.deadlines, request.deadline)
@@ -214,9 +226,9 @@ class Desk:
         return self.allowed(request)[0]
 
     def share(self, requests: Sequence[Request]) -> float:
-        """Seconds that these requests take one engine at their lowest widths, in full batches."""
+        """Engine seconds for these requests at their lowest levels, in full batches."""
         most = self.limits.max_batch
-        each: dict[tuple[object, ...], float] = {}  # seconds an image, by what they depend on
+        each: dict[tuple[object, ...], float] = {}  # seconds per image, by bits and shape
         total = 0.0
         for request in requests:
             key = (request.bits, request.min_bits, request.kind)
@@ -226,25 +238,25 @@ class Desk:
         return total
 
     def drain(self, table: LatencyTable, level: Level, images: int) -> float:
-        """Seconds that so many images take one engine at this level, in batches as large as can be."""
+        """Engine seconds for this many images at this level, in the largest batches allowed."""
         most = self.limits.max_batch
         whole, rest = divmod(images, most)
         return whole * table.typical(level.profile, most) + (table.typical(level.profile, rest) if rest else 0.0)
 
     # --- Batches out ----------------------------------------------------------------------------------------------
 
-    def next(self, now: float) -> Work | None:
+    def next(self, now: float) -> Batch | None:
         queue = self.queue
         if queue.waiting and queue.put_late(self.is_hopeless(now)):
             self.policy.missed()
         if queue.late:
             for request in queue.drop_expired(now):
-                self.refused.append((request, Expired("its deadline passed while it waited")))
+                self.rejected.append((request, Expired("its deadline passed while it waited")))
         if not queue.waiting:
             self.policy.idle()
         if queue.waiting:
             head = queue.waiting[0]
-            state = State(
+            state = PolicyInput(
                 now=now,
                 queue=queue,
                 table=self.table_for(head.kind),
@@ -268,12 +280,12 @@ class Desk:
             return None
         images = sum(request.images for request in requests)
         table = self.table_for(requests[0].kind)
-        work = Work(requests, level, images, now, now + table.typical(level.profile, images), table)
-        self.running.append(work)
-        return work
+        batch = Batch(requests, level, images, now, now + table.typical(level.profile, images), table)
+        self.running.append(batch)
+        return batch
 
     def weigh(self, level: Level) -> list[float]:
-        """For each request that waits: how many images of the most urgent one's size its images amount to."""
+        """The cost of each queued request at this level, in images of the most urgent request's size."""
         requests = self.queue.waiting[:MOST_WEIGHED]
         one = self.table_for(requests[0].kind).typical(level.profile, 1)
         each: dict[tuple[object, ...], float] = {}
@@ -294,40 +306,40 @@ class Desk:
 
         return hopeless
 
-    def finish(self, work: Work, seconds: float | None, now: float) -> None:
-        """A batch has ended; `seconds` is None where it failed, so that its time says nothing."""
-        self.running.remove(work)
+    def finish(self, batch: Batch, seconds: float | None, now: float) -> None:
+        """A batch has ended after `seconds`; None where it failed and its time must not update the table."""
+        self.running.remove(batch)
         if seconds is not None:
-            work.table.observe(work.level.profile, work.images, seconds, now)
+            batch.table.observe(batch.level.profile, batch.images, seconds, now)
         if now - self._reviewed > REVIEW_S:
             self._reviewed = now
             self.levels = levels_of(self.accuracies, self.table)
 
     def stale(self, now: float, longest: float) -> tuple[str, int] | None:
-        """A profile and batch that should be timed again, where that takes no more than `longest` seconds."""
+        """A profile and batch size due to be timed again, if one run takes at most `longest` seconds."""
         found = self.table.stale(now, (level.profile for level in self.levels), longest)
         if found is not None:
             self.table.saw(*found, now)
         return found
 
-    def take_refused(self) -> list[Refusal]:
-        refused, self.refused = self.refused, []
-        return refused
+    def take_rejected(self) -> list[Rejection]:
+        rejected, self.rejected = self.rejected, []
+        return rejected
 
 
 def width(level: Level) -> int:
-    """For min_bits: a mixed profile counts as 1, since some of its layers may be."""
+    """The width that min_bits is compared with. A mixed profile counts as 1, since some layers may have 1 bit."""
     return int(level.profile) if level.profile.isdigit() else 1
 
 
 def over_share(slo: float) -> Overloaded:
     return Overloaded(
-        "given up for other clients, who have fewer requests waiting; send fewer at once",
+        "dropped in favor of clients with fewer queued requests; send fewer at once",
         retry_after=slo,
         over_share=True,
     )
 
 
 def default_margin(slo: float) -> float:
-    """Seconds kept back from every deadline for the way in and out and for hiccups, unless it is set."""
+    """Seconds kept back from every deadline for transfer and hiccups, unless a margin is given."""
     return min(0.005, 0.1 * slo)

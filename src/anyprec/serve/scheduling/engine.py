@@ -1,6 +1,6 @@
-"""What a scheduler needs of a model: how it is called, how long that takes, and whether an input fits it.
+"""ServableModel: what a scheduler needs of a model; measuring its latency table; checking inputs against it.
 
-PackedModel (anyprec.run.model) has this call surface, and so have the fakes of the tests. Called by scheduler.py.
+PackedModel (anyprec.run.model) has this interface, and so have the fakes of the tests. Used by scheduler.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from anyprec.progress import Progress
 from anyprec.run.model import CancelToken, all_finite
 from anyprec.serve.scheduling.latency import LatencyTable, measure
 
-MEASURED = 2.0  # times the SLO: batches that take longer are not timed
+MEASURED = 2.0  # batches that take longer than this many SLOs are not timed
 
 
-class Model(Protocol):
-    """What a scheduler needs of a PackedModel."""
+class ServableModel(Protocol):
+    """The part of PackedModel that a scheduler uses."""
 
     layout: str
 
@@ -46,8 +46,8 @@ class Model(Protocol):
     ) -> Any: ...
 
 
-def time_model(
-    model: Model,
+def measure_latency(
+    model: ServableModel,
     *,
     slo: float,
     max_batch: int,
@@ -56,7 +56,7 @@ def time_model(
     seconds: float = 3.0,
     progress: Progress | None = None,
 ) -> LatencyTable:
-    """Measure a model's latency table, in about so many seconds."""
+    """Measure a model's latency table, for about `seconds`; this prepares the engine's weights as well."""
     image = example(model, size)
 
     def run(profile: str, batch: int) -> None:
@@ -69,11 +69,11 @@ def bits_of(profile: str) -> int | str:
     return int(profile) if profile.isdigit() else profile
 
 
-def accuracies(model: Model) -> dict[str, float | None]:
+def accuracies(model: ServableModel) -> dict[str, float | None]:
     return {profile: model.accuracy(profile) for profile in model.profiles}
 
 
-def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
+def example(model: ServableModel, size: tuple[int, int] | None) -> np.ndarray:
     """One image for timing, (1, ...) in the model's layout."""
     height, width, channels = model.input_shape
     rows, columns = size or model.image_size or (32, 32)
@@ -85,7 +85,7 @@ def example(model: Model, size: tuple[int, int] | None) -> np.ndarray:
     return draw.standard_normal((1, *shape), dtype=np.float32)
 
 
-def check_fits(model: Model, x: np.ndarray) -> None:
+def check_fits(model: ServableModel, x: np.ndarray) -> None:
     height, width, channels = model.input_shape
     wanted = (channels, height, width) if model.layout == "NCHW" else (height, width, channels)
     if any(want is not None and want != have for want, have in zip(wanted, x.shape[1:], strict=True)):
@@ -93,5 +93,5 @@ def check_fits(model: Model, x: np.ndarray) -> None:
         raise InputError(f"input has shape {x.shape}; this model takes (n, {text}), {model.layout}")
     if x.dtype == np.uint8 and not model.takes_uint8:
         raise InputError("input is uint8; this model does not say how bytes become floats: give float32")
-    if not all_finite(x):  # here, for requests of others share the batch
+    if not all_finite(x):  # checked here, since other clients' requests share the batch
         raise InputError("the input has NaN or infinity in it; repair the images first")

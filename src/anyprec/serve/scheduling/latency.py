@@ -1,12 +1,12 @@
-"""LatencyTable: seconds that a batch of n images takes at each profile; measured once, then kept up to date.
+"""LatencyTable: seconds for a batch of n images at each profile; measured once, then kept up to date.
 
-Comes in: what `measure` (before the first request) and the engine threads time. Goes out: `typical` and `high`, the
-median and an upper quantile of the next run. Pure: `now` is passed in. Called by desk.py, read by policy.py.
+In: run times from `measure` (before the first request) and from the engine threads. Out: `typical` and `high`, the
+median and an upper quantile of the next run. Has no clock: `now` is passed in. Used by core.py and policy.py.
 
-    seconds(profile, n) = cell[profile][n] * drift            batches in between: straight lines
+    seconds(profile, n) = cell[profile][n] * drift            linear between measured batch sizes
 
-`drift` is shared by all cells: what slows the machine slows every width, used or not. A hiccup (one run of 50 ms
-among runs of 2 ms) moves neither: drift follows the median of the last 9 runs, a cell at most 1 % a run.
+All cells share `drift`, since what slows the machine slows every width. One hiccup (a run of 50 ms among runs of 2 ms)
+changes nothing: drift follows the median of the last 9 runs, and one run moves a cell by at most 1 %.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 from anyprec.errors import ServeError
 from anyprec.progress import Progress
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # measured; those in between lie on straight lines
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # measured sizes; those in between are interpolated
 MEDIAN_OF = 9  # runs: up to 4 hiccups among them change nothing
-FOLLOW = 0.3  # share of the way that drift goes at each run: a lasting change is followed in about 15 runs
-CELL_STEP = 0.01  # most that one run moves a cell, in units of its logarithm
-# Each run also takes its cell this much of the way back to what was measured at first. Without it drift and the one
-# cell in use could wander off in opposite directions, and every other cell would be wrong.
+FOLLOW = 0.3  # step of drift per run, as an exponent: it follows a lasting change in about 15 runs
+CELL_STEP = 0.01  # largest change of a cell per run, in its logarithm
+# Each run also pulls its cell this far back to its first measurement. Otherwise drift and the one cell in use could
+# move in opposite directions, and every other cell would be wrong.
 PULL = 0.01
-MEMORY = 256  # runs that the upper quantile is taken over
+MEMORY = 256  # runs that the upper quantile is computed from
 HIGH = 0.98
 HIGH_AT_FIRST = 1.15  # times the median, until 32 runs have been seen
-HIGH_RANGE = (1.05, 2.0)  # worse than twice the median is the machine's trouble, which no width cures
+HIGH_RANGE = (1.05, 2.0)  # a quantile beyond twice the median is the machine's fault, which no width cures
 STALE_S = 30.0
 LEAST_RUNS, MOST_RUNS = 3, 30  # of a cell, when it is measured
-RETURN_S = 60.0  # a cell that is not used goes back to what was measured at first, by half in about this time
+RETURN_S = 60.0  # half-life with which an unused cell returns to its first measurement
 
 
 class LatencyTable:
@@ -71,11 +71,11 @@ class LatencyTable:
         return self._row(profile, batch) * self.drift
 
     def high(self, profile: str, batch: int) -> float:
-        """All but 2 % of the runs are quicker, as far as one may say so."""
+        """The 98th percentile of the recent runs."""
         return self._row(profile, batch) * self.drift * self.tail
 
     def _row_of(self, profile: str) -> list[float]:
-        """Seconds for 0, 1, ... max_batch images, before drift; it never falls."""
+        """Seconds for 0, 1, ... max_batch images, before drift; never decreasing."""
         cells = {0: 0.0, **self.cells[profile]}
         row, last = [0.0], 0.0
         for low, high, share in self.lines[profile]:
@@ -116,7 +116,7 @@ class LatencyTable:
             self._let_return(now)
 
     def _move_cells(self, profile: str, batch: int, step: float, now: float) -> None:
-        """The measured batches on either side share the change, by nearness."""
+        """The two measured sizes around `batch` share the change by distance."""
         cells, first, seen = self.cells[profile], self.first[profile], self.seen[profile]
         below = max(n for n in cells if n <= batch)
         above = min((n for n in cells if n >= batch), default=below)
@@ -128,7 +128,7 @@ class LatencyTable:
         self.rows[profile] = self._row_of(profile)
 
     def _let_return(self, now: float) -> None:
-        """Cells out of use drift back: one that looks slower than it is would else never be tried again."""
+        """Unused cells return to their first measurement: one that looks too slow would never be tried again."""
         passed = min(now - self._returned, RETURN_S) if self._returned > -math.inf else 0.0
         self._returned = now
         back = 1 - 0.5 ** (passed / RETURN_S)
@@ -140,7 +140,7 @@ class LatencyTable:
             self.rows[profile] = self._row_of(profile)
 
     def stale(self, now: float, profiles: Iterable[str], longest: float) -> tuple[str, int] | None:
-        """The cell that has gone unseen for longest (30 s at least) among those of at most `longest` seconds a run."""
+        """The cell not timed for longest (at least 30 s), among those of at most `longest` seconds a run."""
         found, since = None, now - STALE_S
         for profile in profiles:
             for n, at in self.seen[profile].items():
@@ -155,7 +155,7 @@ class LatencyTable:
     # --- Other forms ----------------------------------------------------------------------------------------------
 
     def scaled(self, factor: float) -> LatencyTable:
-        """For images of another size, until they have been timed themselves."""
+        """An estimate for images of another size, until they have been timed."""
         times = {p: {n: s * factor for n, s in cells.items()} for p, cells in self.now().items()}
         return LatencyTable(times, self.max_batch)
 
@@ -171,11 +171,11 @@ class LatencyTable:
         }
 
 
-Line = tuple[int, int, float]  # a batch lies on the line through two measured ones, this share of the way
+Line = tuple[int, int, float]  # the measured sizes below and above a batch size, and how far it is between them
 
 
 def lines_of(cells: Iterable[int], max_batch: int) -> list[Line]:
-    """For each of 1..max_batch. Beyond the last measured batch its line goes on; from a single one it starts at 0."""
+    """For each of 1..max_batch. Extrapolates beyond the last measured size; a single one starts from 0."""
     known = sorted(cells)
     if len(known) == 1:
         known = [0, *known]
@@ -200,12 +200,12 @@ def measure(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyTable:
-    """Time `run(profile, batch)` in rounds over all profiles and batches, until about `seconds` have passed.
+    """Time `run(profile, batch)` in rounds over all profiles and batch sizes, for about `seconds`.
 
-    In rounds, so that what disturbs the machine for a while disturbs all cells alike; a cell is the lower quartile of
-    its runs (what else runs on the machine only ever adds), and no more than 1.2 times what the same images took in
-    smaller batches. Batches that would take longer than `longest` (no policy would choose them) are left out, and so
-    are those that the first round has no time for: the table goes on in straight lines there. Batch 1 is always timed.
+    Rounds spread a disturbance of the machine over all cells. A cell is the lower quartile of its runs, since other
+    programs only ever add time, and at most 1.2 times what the same images took in smaller batches. We skip batches
+    that would take longer than `longest`, which no policy would choose, and those that the first round has no time
+    for; the table is extrapolated there. Batch 1 is always timed.
     """
     end = clock() + seconds
     runs: dict[tuple[str, int], list[float]] = {}
@@ -215,7 +215,7 @@ def measure(
                 guess = batch * runs[profile, 1][0]
                 if guess > longest or clock() + 2 * guess > end:
                     continue
-            run(profile, batch)  # the first run of a width prepares its weights, of a batch its working memory
+            run(profile, batch)  # the first run at a width prepares weights, at a batch size memory
             runs[profile, batch] = [timed(run, profile, batch, clock)]
     for _ in range(MOST_RUNS - 1):
         for (profile, batch), times in runs.items():

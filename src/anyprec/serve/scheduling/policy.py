@@ -1,7 +1,7 @@
-"""Policies: which width the next batch runs at, and how many images are in it. Pure; the same in server and simulator.
+"""Policies: the width and the size of the next batch. Pure functions of their input, shared by server and simulator.
 
-Comes in: State (the queue, most urgent first; the latency table; now). Goes out: Choice. Called by desk.py.
-docs/policy.md tells how `adaptive` decides, why, and what it was measured against.
+In: PolicyInput (the queue, most urgent request first; the latency table; the time). Out: Choice. Called by core.py.
+docs/policy.md explains how `adaptive` decides and what it was measured against.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from anyprec.serve.scheduling.queue import Queue
 from anyprec.widths import FLOAT
 
 POLICIES = ("adaptive", "accuracy", "fixed")
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # batches that are tried, beside all that waits
-CHECKS = 64  # deadlines looked at in one plan; of a longer queue every second one, every third, ...
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # batch sizes tried, besides the whole queue
+CHECKS = 64  # deadlines checked per candidate; of a longer queue only every second, third, ... one
 
-MISS = 100.0  # points of accuracy that an answer in time is worth, however poor
-LEARN = 0.003  # how fast prices follow: some three hundred decisions
-TRUST = 0.5  # of the price learned; time saved now is not always still there when it is needed
-LONG = 512  # decisions after which a busy period is judged even if it has not ended
-CROWD = 8  # requests waiting from which on one price serves all
-Situation = tuple[
-    int, int
-]  # requests waiting; the rate of arrivals as a power of two, so that a calm has its own prices
-WORTH_IT = 0.9  # a larger batch must take less than this much of a smaller one's time for each image
+MISS = 100.0  # points of accuracy that an answer in time is worth by itself
+LEARN = 0.003  # learning rate of prices: about three hundred decisions
+TRUST = 0.5  # factor on the learned price: time saved now is not always still there when needed
+LONG = 512  # decisions after which prices are updated even within a busy period
+CROWD = 8  # queue lengths from here on share one price
+Situation = tuple[int, int]  # queue length, arrival rate as a power of two: each situation has its own price
+WORTH_IT = 0.9  # a larger batch must take less than this fraction of a smaller one's time per image
 
 
 @dataclass(frozen=True)
@@ -49,55 +47,55 @@ class Choice:
 
 
 @dataclass
-class State:
-    """What a policy looks at. The queue is not empty."""
+class PolicyInput:
+    """What a policy decides by. The queue is not empty."""
 
     now: float
     queue: Queue
     table: LatencyTable  # for images of the most urgent request's size
-    rate: float = 0.0  # images a second that came of late
+    rate: float = 0.0  # recent arrivals, images a second
     margin: float = 0.0  # seconds kept back from every deadline
     engines: int = 1
     max_batch: int = 32
-    # For queues that are not uniform: how many images of the first one's size each request amounts to at a level
-    # (of the first requests only, where there are many).
+    # For queues that are not uniform: the cost of each request at a level, in images of the first request's size.
+    # Covers only the first requests of a long queue.
     weights: Callable[[Level], list[float]] | None = None
 
     @property
     def slack(self) -> float:
-        """Seconds until the answer to the most urgent request must be on its way."""
+        """Seconds until the most urgent request must be answered."""
         return self.queue.deadlines[0] - self.margin - self.now
 
 
 class Policy:
     name = ""
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         """`levels` are those that the most urgent request allows, least accurate first; never empty."""
-        raise AssertionError("every policy says how it chooses")
+        raise NotImplementedError
 
     def missed(self) -> None:
-        """A request that could have been answered in time was refused, or is too late now."""
+        """A request that could have been answered in time was rejected, or is now too late."""
 
     def idle(self) -> None:
-        """Nothing waits any more."""
+        """The queue is empty."""
 
 
 class Fixed(Policy):
-    """One width for all (the desk offers no other); the batch is as large as the most urgent deadline permits."""
+    """One width (the core offers no other); the batch is as large as the most urgent deadline permits."""
 
     name = "fixed"
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         return Choice(levels[0], largest(state, levels[0]))
 
 
 class AccuracyFirst(Policy):
-    """The highest width, unless the most urgent request would then miss its deadline with certainty."""
+    """The most accurate level at which the most urgent request can meet its deadline."""
 
     name = "accuracy"
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         images = state.queue.waiting[0].images
         for level in reversed(levels):
             if state.table.typical(level.profile, images) <= state.slack:
@@ -106,22 +104,23 @@ class AccuracyFirst(Policy):
 
 
 class Adaptive(Policy):
-    """The most accurate width at which all that waits is in time, less what the time it takes is worth to others.
+    """Maximizes expected accuracy minus the learned cost of engine time, among levels that meet all queued deadlines.
 
-    1. A level is possible if some batch size lets everyone waiting end by their deadline at that level.
-    2. Among the possible ones: the most accuracy for each image, minus the price of the engine time it takes. The
-       price is learned: when a busy period is over, each decision in it is told what the tightest decision after it
-       would have paid for a little more time. Bursts make time dear, and widths fall before the queue is long.
+    1. A level is feasible if some batch size meets every queued deadline at that level.
+    2. Among feasible levels we choose the highest accuracy minus price times engine time per image. The price of a
+       second of engine time is learned: at the end of a busy period, each decision in it is given what one more second
+       would have been worth to the tightest later decision. Bursts raise the price, so widths fall before the queue
+       grows long.
     """
 
     name = "adaptive"
 
     def __init__(self) -> None:
         self.prices: dict[Situation, float] = {}  # points of accuracy for a second of engine time
-        self._trail: list[tuple[Situation, float]] = []  # of this busy period, with what a second was worth then
-        self._worst = 0.0  # what a second was worth where even the lowest level was too slow
+        self._trail: list[tuple[Situation, float]] = []  # this busy period's decisions, and the value of a second
+        self._worst = 0.0  # value of a second where even the lowest level is too slow
 
-    def choose(self, state: State, levels: Sequence[Level]) -> Choice:
+    def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         situation = min(len(state.queue), CROWD), math.frexp(state.rate)[1]
         price = TRUST * self.price(situation)
         best: Choice | None = None
@@ -140,7 +139,7 @@ class Adaptive(Policy):
         return best or Choice(levels[0], largest(state, levels[0]))
 
     def price(self, situation: Situation) -> float:
-        """What was learned; at a rate never met, what holds for the next lower one: it will be at least as much."""
+        """The learned price; for an arrival rate never seen, that of the next lower rate, a lower bound."""
         price = self.prices.get(situation)
         if price is None:
             crowd, rate = situation
@@ -150,7 +149,7 @@ class Adaptive(Policy):
         return price
 
     def _scarcity(self, table: LatencyTable, levels: Sequence[Level], top: int) -> float:
-        """What a second more would be worth where levels[top] is the best that is possible; -1: none is."""
+        """The value of one more second where levels[top] is the best feasible level; -1: none is feasible."""
         self._worst = MISS / table.typical(levels[0].profile, 1)
         if top < 0:
             return self._worst
@@ -174,11 +173,11 @@ class Adaptive(Policy):
         self._trail.clear()
 
 
-def possible_batches(state: State, level: Level, larger: bool) -> list[int]:
-    """Batch sizes with which all that waits would end in time at this level, smallest first.
+def possible_batches(state: PolicyInput, level: Level, larger: bool) -> list[int]:
+    """Batch sizes that meet every queued deadline at this level, smallest first.
 
-    The smallest is enough where time costs nothing: a small batch is soon followed by a new decision, which may go up
-    in width if nobody else has come. `larger` ones are offered only where they save time.
+    Without `larger` only the smallest is returned: after a small batch we soon decide again, and can choose a wider
+    level if nobody else has arrived. Larger ones are returned only where they save time per image.
     """
     queue, table = state.queue, state.table
     row, drift, tail = table.rows[level.profile], table.drift, table.tail
@@ -203,11 +202,11 @@ def possible_batches(state: State, level: Level, larger: bool) -> list[int]:
     return found
 
 
-def uniform_fits(state: State, images: int, each: float, first: float) -> bool:
-    """Whether batches of so many images, `each` seconds long, come in time for all deadlines. The first is given
-    some seconds more, for it is the one that is sure to be run like this."""
+def uniform_fits(state: PolicyInput, images: int, each: float, first: float) -> bool:
+    """Whether batches of this many images, `each` seconds long, meet all deadlines. The first batch is assumed to take
+    `first` seconds, an upper quantile, since it is certain to run this way."""
     deadlines, engines = state.queue.deadlines, state.engines
-    stride = images * engines  # requests that are served in `each` seconds
+    stride = images * engines  # requests served in `each` seconds
     skip = 1 + len(deadlines) // (CHECKS * stride)
     end = state.now + state.margin + first + (skip - 1) * each
     for at in range(0, len(deadlines), stride * skip):
@@ -217,8 +216,8 @@ def uniform_fits(state: State, images: int, each: float, first: float) -> bool:
     return True
 
 
-def weighted_fits(state: State, weights: Sequence[float], images: int, each: float, first: float) -> bool:
-    """The same for requests that weigh more or less than one image."""
+def weighted_fits(state: PolicyInput, weights: Sequence[float], images: int, each: float, first: float) -> bool:
+    """The same for requests that cost more or less than one image."""
     start = state.now + state.margin + first
     total, before = sum(weights), 0.0
     for deadline, weight in zip(state.queue.deadlines, weights, strict=False):
@@ -229,8 +228,8 @@ def weighted_fits(state: State, weights: Sequence[float], images: int, each: flo
     return True
 
 
-def largest(state: State, level: Level) -> int:
-    """As many images as wait, or as still end before the most urgent deadline; at least the most urgent request."""
+def largest(state: PolicyInput, level: Level) -> int:
+    """All queued images, or as many as end before the most urgent deadline; at least the most urgent request."""
     row, factor = state.table.rows[level.profile], state.table.drift * state.table.tail
     least = state.queue.waiting[0].images
     images = max(least, min(state.queue.images, state.max_batch))
@@ -240,10 +239,10 @@ def largest(state: State, level: Level) -> int:
 
 
 def levels_of(accuracies: Mapping[str, float | None], table: LatencyTable) -> tuple[Level, ...]:
-    """Profiles worth choosing among, least accurate first: those that no other one beats in both speed and accuracy.
+    """The Pareto front of speed and accuracy, least accurate first.
 
-    Without accuracies in the file the width stands for them: 100 (1 - 4^-k), so that each bit is worth a quarter of the
-    one before it. Float runs only when it is asked for.
+    Where the file has no accuracies, 100 (1 - 4^-k) stands for that of k bits: each bit is worth a quarter of the one
+    before it. Float runs only on request.
     """
     levels = []
     for profile in table.profiles:

@@ -1,7 +1,7 @@
-"""Requests that wait, the most urgent first. Pure data: no clock, no lock; `now` is passed in.
+"""The queue: requests sorted by deadline. No clock and no lock; `now` is passed in. Used by core.py.
 
-Comes in: Request (from the scheduler or the simulator). Goes out: the requests of one batch, which share a shape, a
-type and a width; requests that nobody can answer in time any more; and, where the queue is full, the one to give up.
+In: Request. Out: the requests of one batch, which share shape, type and width; requests that can no longer be answered
+in time; and, where the queue is full, the request to drop.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Kind = Any  # what must be equal for requests to share a batch: shape and dtype 
 
 
 @dataclass(frozen=True)
-class Limits:
-    max_batch: int = 32  # images a batch, and a request
-    max_queue: int = 1024  # images that wait
-    grace: float = 4.0  # a late answer is still given until the deadline + grace * SLO, when nobody else waits
+class QueueLimits:
+    max_batch: int = 32  # images per batch, and per request
+    max_queue: int = 1024  # queued images
+    grace: float = 4.0  # a late request is still run until deadline + grace * SLO, when no other is queued
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Some images to be answered together. Times are seconds of the scheduler's clock."""
+    """One or more images to be answered together. Times are seconds of the scheduler's clock."""
 
     x: np.ndarray | None  # (n, ...) uint8 or float32; None in the simulator
     deadline: float  # absolute
-    bits: int | str | None = None  # this width (or profile) and no other
+    bits: int | str | None = None  # only this width or profile
     min_bits: int = 1
     client: str = ""
     arrived: float = 0.0
-    expires: float | None = None  # absolute; None: the scheduler's grace applies; = deadline: late answers are no use
-    images: int = 0  # as many as x has, where it is given
+    expires: float | None = None  # absolute; None: deadline + grace; = deadline: drop it once late
+    images: int = 0  # number of images; taken from x where it is given
     kind: Kind = None
     done: Callable[[Any], None] | None = field(default=None, repr=False)  # set by the scheduler
     waiting: bool = field(default=False, repr=False)  # in a queue now
@@ -54,10 +54,10 @@ class Allowed(Protocol):
 
 
 class Queue:
-    """Sorted by deadline; among equal ones, first come first served. `late` holds those that missed it, in order."""
+    """Sorted by deadline, then by arrival. `late` holds the requests that can no longer meet theirs, in order."""
 
     def __init__(self) -> None:
-        self.deadlines: list[float] = []  # beside `waiting`, index by index: plain floats for the policy's loops
+        self.deadlines: list[float] = []  # of `waiting`, index by index: plain floats for the policy's loops
         self.waiting: list[Request] = []
         self.late: list[Request] = []
         self.images = 0  # in `waiting`
@@ -73,7 +73,7 @@ class Queue:
 
     @property
     def uniform(self) -> bool:
-        """Every request is one image, of one shape, at any width: nothing to be told apart but deadlines."""
+        """Every request is one image of one shape at any width: they differ only in their deadlines."""
         return self.images == len(self.waiting) and not self.special and len(self.kinds) <= 1
 
     def add(self, request: Request) -> None:
@@ -92,7 +92,7 @@ class Queue:
         self.clients[request.client] = self.clients.get(request.client, 0) + request.images
 
     def remove(self, request: Request) -> bool:
-        """Take one out, wherever it stands; False where it does not wait (any more)."""
+        """Remove a request; False if it is not queued."""
         if not request.waiting:
             return False
         place = bisect_left(self.deadlines, request.deadline)
@@ -109,7 +109,7 @@ class Queue:
         raise AssertionError("a request that waits is in neither list")
 
     def take(self, images: int, allowed: Allowed | None = None) -> list[Request]:
-        """The most urgent request, and those behind it that share its shape and may run with it, up to `images`."""
+        """Remove and return the most urgent request and, up to `images`, others that may share its batch."""
         if self.uniform:
             places: Iterable[int] = range(min(images, len(self.waiting)))
         else:
@@ -147,7 +147,7 @@ class Queue:
         return taken
 
     def put_late(self, hopeless: Callable[[Request], bool]) -> int:
-        """Move requests from the front to `late` as long as they are hopeless; how many."""
+        """Move hopeless requests from the front to `late`; returns how many."""
         moved = 0
         while self.waiting and hopeless(self.waiting[0]):
             (request,) = self._forget([0])
@@ -172,7 +172,7 @@ class Queue:
         return taken
 
     def drop_expired(self, now: float) -> list[Request]:
-        """Late requests that nobody wants any more."""
+        """Remove and return the late requests that have expired."""
         if not self.late:
             return []
         dropped = [request for request in self.late if expiry(request) <= now]
@@ -183,7 +183,7 @@ class Queue:
         return dropped
 
     def greediest(self, client: str, images: int) -> Request | None:
-        """The last request of the client with the most images, if it has more than `client` would with these added."""
+        """The last request of the client with most queued images, if that is more than `client` would then have."""
         if not self.clients:
             return None
         greedy = max(self.clients, key=self.clients.__getitem__)

@@ -1,13 +1,13 @@
-"""Scheduler: one model, its waiting requests, and the engine threads that run them. Thread-safe; knows no HTTP.
+"""Scheduler: one model, its queued requests, and the engine threads that run them. Thread-safe; knows no HTTP.
 
-    scheduler = Scheduler(anyprec.load("net.apm"), slo=0.05)
-    scheduler.warm_up()                     # the latency table
+    model = anyprec.load("net.apm")
+    scheduler = Scheduler(model, measure_latency(model, slo=0.05), slo=0.05)
     scheduler.start()
     future = scheduler.submit(Request(x, deadline=time.monotonic() + 0.05))
     answer = future.result()                # Answer, or raises Expired, Overloaded, ...
     scheduler.drain(timeout=10)
 
-What to run next is decided by desk.py. Called by the HTTP server (app.py) and the Ray application.
+SchedulerCore decides what runs next. Called by models.py for the HTTP server and the Ray application.
 """
 
 from __future__ import annotations
@@ -17,75 +17,54 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from anyprec.errors import AnyprecError, Cancelled, Draining, Expired, InputError, ServeError
-from anyprec.progress import Progress
 from anyprec.run.model import CancelToken
 from anyprec.serve.connections.cores import keep_to
 from anyprec.serve.monitoring.condition import Precision
-from anyprec.serve.scheduling.core import Desk, Refusal, Work, default_margin
-from anyprec.serve.scheduling.engine import Model, accuracies, bits_of, check_fits, example, time_model
+from anyprec.serve.scheduling.answer import Answer, Deliver, Done, Outcome, call_each, settle
+from anyprec.serve.scheduling.core import Batch, Rejection, SchedulerCore, default_margin
+from anyprec.serve.scheduling.engine import ServableModel, accuracies, bits_of, check_fits, example, measure_latency
 from anyprec.serve.scheduling.latency import LatencyTable
-from anyprec.serve.scheduling.queue import Limits, Request
-from anyprec.serve.scheduling.stats import Tally
+from anyprec.serve.scheduling.queue import QueueLimits, Request
+from anyprec.serve.scheduling.stats import SchedulerStats
 
-__all__ = ["Answer", "Limits", "Request", "Scheduler"]
+__all__ = ["Answer", "QueueLimits", "Request", "Scheduler"]
 
-IDLE_S = 0.25  # an idle engine thread looks up this often: for late requests that expired, and stale times
-PROBE_SHARE = 0.25  # of the SLO: the longest run that is only there to keep the table up to date
+IDLE_S = 0.25  # an idle engine thread wakes this often, to drop expired requests and re-time stale table cells
+PROBE_SHARE = 0.25  # longest run that only keeps the latency table up to date, as a fraction of the SLO
 
 log = logging.getLogger("anyprec.serve")
 
 
-@dataclass(frozen=True)
-class Answer:
-    outputs: list[np.ndarray]  # one array (n, ...) for each output of the model
-    bits: int | str  # the width, or the name of a mixed profile
-    queue_s: float  # from `arrived` to the start of the batch
-    run_s: float
-    batch: int  # images that ran together
-    late: bool  # after its deadline
-
-
-Outcome = Answer | Exception
-Done = Callable[[Outcome], None]
-
-
-def call_each(pairs: list[tuple[Done, Outcome]]) -> None:
-    for done, outcome in pairs:
-        try:
-            done(outcome)
-        except Exception:  # one caller's mistake must not cost the others their answers
-            log.exception("a callback failed")
-
-
 class Scheduler:
-    """deliver: called once a batch with [(done, outcome), ...], from an engine thread (or from whoever displaced a
-    request); a server passes one that hands them all to its event loop in one go.
+    """Runs requests for `model` on engine threads; `table` holds its latency by profile and batch size.
 
-    margin: seconds kept back from every deadline for the answer's way out; set it at any time. None: a tenth of the
-    SLO, at most 5 ms. cores: that engine threads keep to; None: any. image_size: (H, W) the table is measured with
-    where the model takes any.
+    deliver: called once per batch with [(done, outcome), ...], from an engine thread or from the thread whose request
+    displaced another. A server passes one that hands all of them to its event loop at once.
+    margin: seconds kept back from every deadline for sending the answer. None: a tenth of the SLO, at most 5 ms.
+    cores: CPU cores the engine threads keep to; None: any.
+    image_size: (H, W) the table was measured with, for models that take any size.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: ServableModel,
+        table: LatencyTable,
         *,
         policy: str = "adaptive",
         bits: int | str | None = None,
         slo: float = 0.05,
-        limits: Limits | None = None,
+        limits: QueueLimits | None = None,
         engine_threads: int = 1,
         threads_per_call: int = 1,
         cores: frozenset[int] | None = None,
         margin: float | None = None,
         image_size: tuple[int, int] | None = None,
-        deliver: Callable[[list[tuple[Done, Outcome]]], None] = call_each,
+        deliver: Deliver = call_each,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < slo < 3600:
@@ -93,99 +72,65 @@ class Scheduler:
         if engine_threads < 1 or threads_per_call < 1:
             raise ServeError("engine_threads and threads_per_call must be 1 or more")
         self.slo = slo
-        self.limits = limits or Limits()
+        self.limits = limits or QueueLimits()
         self.deliver = deliver
         self.clock = clock
         self.threads_per_call = threads_per_call
         self.image_size = image_size
-        self._engines = engine_threads
         self._cores = cores
-        self._margin = default_margin(slo) if margin is None else margin
-        self._policy = (policy, bits)
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # something to do, or to end for
-        self._quiet = threading.Condition(self._lock)  # nothing waits or runs
+        self._work = threading.Condition(self._lock)  # signaled when there is a request to run, or at the end
+        self._quiet = threading.Condition(self._lock)  # signaled when nothing is queued or running
         self._model = model
-        self._desk: Desk | None = None
-        self._threads: list[threading.Thread] = []
-        self._tokens: dict[Work, CancelToken] = {}  # of the batches that run
-        self._busy = 0  # engine threads that have work, or answers not yet delivered
-        self._draining = False
-        self._ended = False
-        self.tally = Tally()
-
-    # --- Life -----------------------------------------------------------------------------------------------------
-
-    def warm_up(self, progress: Progress | None = None, seconds: float = 3.0) -> LatencyTable:
-        """Measure the latency table, in about so many seconds at most; prepares the engine's weights as well."""
-        table = self._time(self._model, seconds, progress)
-        self.use_table(table)
-        return table
-
-    def _time(self, model: Model, seconds: float, progress: Progress | None = None) -> LatencyTable:
-        return time_model(
-            model,
-            slo=self.slo,
-            max_batch=self.limits.max_batch,
-            threads=self.threads_per_call,
-            size=self.image_size,
-            seconds=seconds,
-            progress=progress,
-        )
-
-    def use_table(self, table: LatencyTable) -> None:
-        """A table from elsewhere instead of `warm_up`."""
-        policy, bits = self._policy
-        desk = Desk(
-            accuracies(self._model),
+        self._core = SchedulerCore(
+            accuracies(model),
             table,
             policy=policy,
             bits=bits,
-            slo=self.slo,
+            slo=slo,
             limits=self.limits,
-            margin=self._margin,
-            engines=self._engines,
-            shape=example(self._model, self.image_size).shape[1:],
+            margin=default_margin(slo) if margin is None else margin,
+            engines=engine_threads,
+            shape=example(model, image_size).shape[1:],
         )
-        with self._lock:
-            if self._desk is not None:
-                raise ServeError("the scheduler has its latency table already; replace_model brings a new one")
-            self._desk = desk
+        self._threads: list[threading.Thread] = []
+        self._tokens: dict[Batch, CancelToken] = {}  # of the running batches
+        self._busy = 0  # engine threads that run a batch, or have answers not yet delivered
+        self._draining = False
+        self._ended = False
+        self._stats = SchedulerStats()
+
+    # --- Start and end --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine threads (submit does so too); measures the table first if nobody has."""
-        if self._desk is None:
-            self.warm_up()
+        """Start the engine threads; `submit` does so too."""
         with self._lock:
             if self._threads or self._ended:
                 return
-            for i in range(self._engines):
+            for i in range(self._core.engines):
                 thread = threading.Thread(target=self._serve, name=f"anyprec-engine-{i}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """No new requests; True when all that were accepted have been answered, False after `timeout` seconds.
+        """Take no new requests; True once all accepted ones are answered, False after `timeout` seconds.
 
-        Then the threads end. What is left over after the timeout is told Draining; batches that run stop at their next
-        step.
+        Then the threads end. Requests left after the timeout get Draining; running batches stop at their next step.
         """
         with self._lock:
             self._draining = True
-            desk = self._desk
-            quiet = desk is None or self._quiet.wait_for(self._is_quiet, timeout)
-            left = [] if desk is None else [*desk.queue.waiting, *desk.queue.late]
+            quiet = self._quiet.wait_for(self._is_quiet, timeout)
+            left = [*self._core.queue.waiting, *self._core.queue.late]
             for request in left:
-                assert desk is not None
-                desk.queue.remove(request)
+                self._core.queue.remove(request)
             self._ended = True
             for token in self._tokens.values():
                 token.cancel()
             self._work.notify_all()
-            refused: list[Refusal] = [
+            rejected: list[Rejection] = [
                 (request, Draining("the server stopped before its turn came")) for request in left
             ]
-        self._tell(refused)
+        self._tell(rejected)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(1.0 if quiet else 0.1)
@@ -201,11 +146,10 @@ class Scheduler:
     # --- Requests -------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, done: Done | None = None) -> Future[Answer] | None:
-        """Let a request wait; never blocks. Raises at once what is known at once: Overloaded, Draining, Expired,
-        InputError, UnsupportedBits.
+        """Queue a request; never blocks. Raises Overloaded, Draining, Expired, InputError or UnsupportedBits.
 
-        With `done` it is called once with the Answer or the error (by way of `deliver`) and nothing is returned; else
-        a Future is, and cancelling that future takes the request out of the queue.
+        With `done`: it is called once with the Answer or the error, by `deliver`, and nothing is returned. Without:
+        a Future is returned, and cancelling it takes the request out of the queue.
         """
         future: Future[Answer] | None = None
         if done is None:
@@ -218,47 +162,41 @@ class Scheduler:
         now = self.clock()
         request.done = done
         request.arrived = request.arrived or now
-        refused: list[Refusal] = []
         with self._lock:
-            desk = self._desk
-            assert desk is not None
-            self.tally.arrived += 1
+            self._stats.arrived += 1
             try:
                 if self._draining:
                     raise Draining("the server is stopping; send it to another, or try again later")
-                desk.arrive(request, now)
+                self._core.arrive(request, now)
             except AnyprecError as error:
-                self.tally.refuse(error, now)
+                self._stats.reject(error, now)
                 raise
-            if desk.refused:
-                refused = desk.take_refused()
+            rejected = self._core.take_rejected()
             self._work.notify()
-        self._tell(refused)
+        self._tell(rejected)
         return future
 
     def cancel(self, request: Request) -> bool:
-        """The client is gone: True if the request still waited. It is told nothing, and costs no engine time.
+        """The client is gone: True if the request was still queued. Its callback is not called.
 
-        A batch that runs for it stops at its next step, if all the batch's other clients are gone as well.
+        A running batch stops at its next step once the clients of all its requests are gone.
         """
         with self._lock:
-            if self._desk is None:
-                return False
-            if not self._desk.queue.remove(request):
-                for work, token in self._tokens.items():
-                    if request in work.requests:
-                        work.gone.add(request)
-                        if len(work.gone) == len(work.requests):
+            if not self._core.queue.remove(request):
+                for batch, token in self._tokens.items():
+                    if request in batch.requests:
+                        batch.gone.add(request)
+                        if len(batch.gone) == len(batch.requests):
                             token.cancel()
                 return False
-            self.tally.cancelled += 1
+            self._stats.cancelled += 1
             if self._is_quiet():
                 self._quiet.notify_all()
         return True
 
     def _is_quiet(self) -> bool:
-        desk = self._desk
-        return desk is None or not (self._busy or desk.queue.waiting or desk.queue.late or desk.refused)
+        core = self._core
+        return not (self._busy or core.queue.waiting or core.queue.late or core.rejected)
 
     def _check(self, request: Request) -> None:
         x = request.x
@@ -274,75 +212,73 @@ class Scheduler:
     def _serve(self) -> None:
         keep_to(self._cores)
         while True:
-            work: Work | None = None
+            batch: Batch | None = None
             probe: tuple[str, int] | None = None
             with self._lock:
-                desk = self._desk
-                assert desk is not None
                 while not self._ended:
-                    work = desk.next(self.clock())
-                    if work is not None or desk.refused or probe is not None:
+                    batch = self._core.next(self.clock())
+                    if batch is not None or self._core.rejected or probe is not None:
                         break
                     if self._is_quiet():
                         self._quiet.notify_all()
                     if not self._work.wait(IDLE_S) and not self._draining:
-                        probe = desk.stale(self.clock(), PROBE_SHARE * self.slo)
-                if self._ended and work is None and not desk.refused:
+                        probe = self._core.stale(self.clock(), PROBE_SHARE * self.slo)
+                if self._ended and batch is None and not self._core.rejected:
                     return
-                if work is not None:
-                    self._tokens[work] = CancelToken(work.expires - self.clock())
-                model, refused = self._model, desk.take_refused()
+                if batch is not None:
+                    self._tokens[batch] = CancelToken(batch.expires - self.clock())
+                model, rejected = self._model, self._core.take_rejected()
                 self._busy += 1
             try:
-                self._tell(refused)
-                if work is not None:
-                    self._run(desk, model, work)
+                self._tell(rejected)
+                if batch is not None:
+                    self._run(model, batch)
                 elif probe is not None:
-                    self._probe(desk, model, *probe)
-            except Exception:  # a mistake of ours; with the thread everyone's answers would be gone
-                log.exception("the engine thread had an accident")
+                    self._probe(model, *probe)
+            except Exception:  # our mistake; without this thread nobody would be answered
+                log.exception("internal error in an engine thread")
             finally:
                 with self._lock:
-                    if work is not None:
-                        self._tokens.pop(work, None)
+                    if batch is not None:
+                        self._tokens.pop(batch, None)
                     self._busy -= 1
                     if self._is_quiet():
                         self._quiet.notify_all()
 
-    def _run(self, desk: Desk, model: Model, work: Work) -> None:
-        requests = work.requests
+    def _run(self, model: ServableModel, batch: Batch) -> None:
+        requests = batch.requests
         outcomes: list[Outcome]
         began = self.clock()
         failed = False
         try:
-            token = self._tokens[work]
+            token = self._tokens[batch]
             arrays = [request.x for request in requests if request.x is not None]
             x = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            outputs = model(x, work.level.bits, threads=self.threads_per_call, cancel=token)
+            outputs = model(x, batch.level.bits, threads=self.threads_per_call, cancel=token)
             ended = self.clock()
-            outcomes = list(self._answers(work, outputs, began, ended))
+            outcomes = list(self._answers(batch, outputs, began, ended))
         except Cancelled:
             ended = self.clock()
-            # How long it would have taken is not known. That it was too long must be, or the same is tried again.
-            failed = ended <= work.ends
+            # Its full time is unknown. If it exceeded the expected time, the table must learn, or we try it again.
+            failed = ended <= batch.ends
             outcomes = [self._why_cancelled()] * len(requests)
-        except Exception as error:  # the model's trouble is its callers' to know; the thread lives on
-            log.exception("a batch of %d images failed at %s bit", work.images, work.level.profile)
+        except Exception as error:  # the callers get the model's error; the thread goes on
+            log.exception("a batch of %d images failed at %s bit", batch.images, batch.level.profile)
             ended, failed = self.clock(), True
             outcomes = [error] * len(requests)
         try:
             with self._lock:
-                # From the decision to now: what a batch costs beside its run counts too.
-                desk.finish(work, None if failed else ended - work.began, ended)
-                self.tally.cancelled_runs += isinstance(outcomes[0], (Expired, Draining))
-                self.tally.ran(work.level.profile, ended - began, chosen=requests[0].bits is None)
+                # From the decision to now, so that the overhead of a batch counts too.
+                self._core.finish(batch, None if failed else ended - batch.began, ended)
+                self._stats.cancelled_runs += isinstance(outcomes[0], (Expired, Draining))
+                self._stats.ran(batch.level.profile, ended - began, chosen=requests[0].bits is None)
                 for request, outcome in zip(requests, outcomes, strict=True):
-                    if request in work.gone:
-                        self.tally.cancelled += 1
+                    if request in batch.gone:
+                        self._stats.cancelled += 1
                     elif isinstance(outcome, Exception):
-                        self.tally.refuse(outcome, ended)
+                        self._stats.reject(outcome, ended)
                     else:
-                        self.tally.add(request, work.level, ended)
+                        self._stats.answer(request, batch.level, ended)
         finally:
             self._deliver([(request.done, outcome) for request, outcome in zip(requests, outcomes, strict=True)])
 
@@ -351,8 +287,8 @@ class Scheduler:
             return Draining("the server stopped before its run ended")
         return Expired("its deadline passed while it ran")
 
-    def _probe(self, desk: Desk, model: Model, profile: str, batch: int) -> None:
-        """Time a cell of the table that no request has used for long, while nobody waits."""
+    def _probe(self, model: ServableModel, profile: str, batch: int) -> None:
+        """Time a cell of the table that no request has used for a while, when the queue is empty."""
         began = self.clock()
         try:
             x = np.repeat(example(model, self.image_size), batch, axis=0)
@@ -362,129 +298,117 @@ class Scheduler:
             log.exception("a probe of %d images failed at %s bit", batch, profile)
             return
         with self._lock:
-            if profile in desk.table.rows and model is self._model:
-                desk.table.observe(profile, batch, seconds, self.clock())
+            if profile in self._core.table.rows and model is self._model:
+                self._core.table.observe(profile, batch, seconds, self.clock())
 
-    def _answers(self, work: Work, outputs: Any, began: float, ended: float) -> Iterable[Answer]:
+    def _answers(self, batch: Batch, outputs: Any, began: float, ended: float) -> Iterable[Answer]:
         arrays = outputs if isinstance(outputs, tuple) else (outputs,)
         at = 0
-        for request in work.requests:
+        for request in batch.requests:
             part = [array[at : at + request.images] for array in arrays]
             at += request.images
             late = ended > request.deadline
-            yield Answer(part, work.level.bits, began - request.arrived, ended - began, work.images, late)
+            yield Answer(part, batch.level.bits, began - request.arrived, ended - began, batch.images, late)
 
-    def _tell(self, refused: list[Refusal]) -> None:
-        if not refused:
+    def _tell(self, rejected: list[Rejection]) -> None:
+        if not rejected:
             return
         with self._lock:
             now = self.clock()
-            for _, error in refused:
-                self.tally.refuse(error, now)
-        self._deliver([(request.done, error) for request, error in refused])
+            for _, error in rejected:
+                self._stats.reject(error, now)
+        self._deliver([(request.done, error) for request, error in rejected])
 
     def _deliver(self, pairs: list[tuple[Done | None, Outcome]]) -> None:
         try:
             self.deliver([(done, outcome) for done, outcome in pairs if done is not None])
-        except Exception:  # the event loop may be gone; the engine is not
+        except Exception:  # the event loop may have ended before the engine
             log.exception("%d answers could not be delivered", len(pairs))
 
     # --- Settings -------------------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ServableModel:
         return self._model
 
     @property
     def policy(self) -> tuple[str, int | str | None]:
         """Its name, and the bits where it is "fixed"."""
-        return self._policy
+        with self._lock:
+            return self._core.policy_name, self._core.bits
 
     @property
     def waiting(self) -> dict[str, int]:
         with self._lock:
-            return {} if self._desk is None else waiting(self._desk)
+            return self._waiting()
+
+    def _waiting(self) -> dict[str, int]:
+        queue = self._core.queue
+        return {"requests": len(queue), "images": queue.images, "late": len(queue.late)}
 
     @property
     def precision(self) -> Precision:
         with self._lock:
-            return Precision(self.tally.last, self.tally.changes, dict(self.tally.batches))
+            return Precision(self._stats.last, self._stats.changes, dict(self._stats.batches))
 
     def set_policy(self, policy: str, bits: int | str | None = None) -> None:
         """From the next batch on: "adaptive", "accuracy", or "fixed" with bits."""
         with self._lock:
-            if self._desk is not None:
-                self._desk.set_policy(policy, bits)
-            self._policy = (policy, bits)
+            self._core.set_policy(policy, bits)
 
     @property
     def margin(self) -> float:
-        return self._margin
+        return self._core.margin
 
     @margin.setter
     def margin(self, margin: float) -> None:
         with self._lock:
-            self._margin = margin
-            if self._desk is not None:
-                self._desk.margin = margin
+            self._core.margin = margin
 
-    def replace_model(self, model: Model, table: LatencyTable | None = None) -> None:
+    def replace_model(self, model: ServableModel, table: LatencyTable | None = None) -> None:
         """Serve another model from the next batch on. Batches that have begun end on the old one.
 
-        Measures the new one first, while the old one serves. Requests that wait and do not fit it are told so.
+        Without a table we measure the new model first, while the old one serves. Queued requests that do not fit the
+        new model get an error.
         """
-        table = table or self._time(model, 3.0)
-        refused: list[Refusal] = []
+        table = table or measure_latency(
+            model,
+            slo=self.slo,
+            max_batch=self.limits.max_batch,
+            threads=self.threads_per_call,
+            size=self.image_size,
+        )
+        rejected: list[Rejection] = []
         with self._lock:
-            desk = self._desk
+            core = self._core
             self._model = model
-            if desk is None:
-                return
-            desk.set_table(accuracies(model), table, example(model, self.image_size).shape[1:])
-            bits = self._policy[1]
-            if bits is not None and str(bits) not in desk.all_levels:
-                self._policy = ("adaptive", None)
-                desk.set_policy(*self._policy)
-            for request in [*desk.queue.waiting, *desk.queue.late]:
+            core.set_table(accuracies(model), table, example(model, self.image_size).shape[1:])
+            if core.bits is not None and str(core.bits) not in core.all_levels:
+                core.set_policy("adaptive")
+            for request in [*core.queue.waiting, *core.queue.late]:
                 try:
                     assert request.x is not None
                     check_fits(model, request.x)
-                    desk.allowed(request)
+                    core.allowed(request)
                 except AnyprecError as error:
-                    desk.queue.remove(request)
-                    refused.append((request, error))
-        self._tell(refused)
+                    core.queue.remove(request)
+                    rejected.append((request, error))
+        self._tell(rejected)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and what the last seconds were like; all of it JSON."""
+        """Counts since the start, and over the last seconds; all of it JSON."""
         with self._lock:
-            now = self.clock()
-            desk = self._desk
-            record = self.tally.record(now)
-            record["policy"], record["bits"] = self._policy
-            record["slo_ms"] = 1e3 * self.slo
-            record["margin_ms"] = 1e3 * self._margin
-            record["draining"] = self._draining
-            if desk is not None:
-                record["queue"] = waiting(desk)
-                record["running"] = sum(work.images for work in desk.running)
-                record["rate"] = desk.rate.at(now)
-                record["levels"] = [{"profile": level.profile, "accuracy": level.accuracy} for level in desk.levels]
-                record["table"] = desk.table.record()
-        return record
-
-
-def waiting(desk: Desk) -> dict[str, int]:
-    return {"requests": len(desk.queue), "images": desk.queue.images, "late": len(desk.queue.late)}
-
-
-def settle(future: Future[Answer]) -> Done:
-    def done(outcome: Outcome) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    return done
+            now, core = self.clock(), self._core
+            return {
+                **self._stats.record(now),
+                "policy": core.policy_name,
+                "bits": core.bits,
+                "slo_ms": 1e3 * self.slo,
+                "margin_ms": 1e3 * core.margin,
+                "draining": self._draining,
+                "queue": self._waiting(),
+                "running": sum(batch.images for batch in core.running),
+                "rate": core.rate.at(now),
+                "levels": [{"profile": level.profile, "accuracy": level.accuracy} for level in core.levels],
+                "table": core.table.record(),
+            }

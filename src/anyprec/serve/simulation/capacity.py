@@ -1,7 +1,7 @@
-"""Questions to the simulator: how many servers, how much load, which policy. A Setup in, numbers and rows out.
+"""Capacity planning with the simulator: how many servers, how much load, which policy. A Setup in, numbers out.
 
-    fewest_servers(arrivals, setup, attainment=0.999)       the smallest fleet that holds the target
-    highest_rate(setup, attainment=0.99)                    the load that one setup holds
+    fewest_servers(arrivals, setup, attainment=0.999)       the fewest servers that meet the target
+    highest_rate(setup, attainment=0.99)                    the highest load that meets the target
     grid(setup, loads, cv2s, policies)                      every policy at every load and burstiness
 
 Called by `anyprec simulate`; grid is the table of docs/policy.md.
@@ -17,10 +17,10 @@ import numpy as np
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma
-from anyprec.serve.simulation.simulate import Result, Setup, simulate
+from anyprec.serve.simulation.simulate import Setup, SimulationResult, simulate
 
 MOST_SERVERS = 10_000
-Policy = tuple[str, int | str | None]  # its name, and the bits where it is "fixed"
+PolicySetting = tuple[str, int | str | None]  # its name, and the bits where it is "fixed"
 
 
 def fewest_servers(
@@ -29,14 +29,14 @@ def fewest_servers(
     attainment: float = 0.999,
     accuracy: float | None = None,
     seed: int = 0,
-    tell: Callable[[Result], None] | None = None,
-) -> Result:
-    """The run with the fewest servers that keeps this share of requests in time (and this mean accuracy, in percent).
+    tell: Callable[[SimulationResult], None] | None = None,
+) -> SimulationResult:
+    """The run with the fewest servers that reaches this attainment (and this mean accuracy, in percent).
 
-    Doubles the fleet until it is enough, then halves the distance: about 2 log2(n) runs.
+    Doubles the servers until they are enough, then bisects: about 2 log2(n) runs.
     """
 
-    def enough(servers: int) -> Result | None:
+    def enough(servers: int) -> SimulationResult | None:
         result = simulate(arrivals, replace(setup, servers=servers), seed)
         if tell is not None:
             tell(result)
@@ -61,12 +61,12 @@ def fewest_servers(
 def highest_rate(
     setup: Setup, attainment: float = 0.99, cv2: float = 1.0, requests: int = 20_000, seed: int = 0, rounds: int = 10
 ) -> float:
-    """Requests a second at which this share is just in time; within about 1 %.
+    """The highest rate, in requests a second, that reaches this attainment; within about 1 %.
 
-    The same requests are sent faster or slower, so that attainment falls steadily and the search is not led astray.
+    The same requests are sent faster or slower, so that attainment falls monotonically with the rate.
     """
     unit = gamma(1.0, cv2, requests, seed)
-    # At this rate the engines would be busy all the time with single images at the fastest profile: a start.
+    # Start from the rate that keeps the engines busy with single images at the fastest profile.
     fastest = min(cells[1] for cells in setup.times.values())
     rate = setup.servers * setup.engines / fastest
 
@@ -97,8 +97,8 @@ def highest_rate(
 class Cell:
     load: float  # times the base rate
     cv2: float
-    policy: Policy
-    result: Result
+    policy: PolicySetting
+    result: SimulationResult
 
     def record(self) -> dict[str, object]:
         return {"load": self.load, "cv2": self.cv2, **self.result.record()}
@@ -109,11 +109,11 @@ def grid(
     base: float,
     loads: Sequence[float],
     cv2s: Sequence[float],
-    policies: Sequence[Policy],
+    policies: Sequence[PolicySetting],
     requests: int = 20_000,
     seed: int = 1,
 ) -> Iterable[Cell]:
-    """Every policy at every load (times `base` requests a second) and burstiness, on the same arrivals each."""
+    """Run every policy at every load (times `base` requests a second) and burstiness, on the same arrivals."""
     for cv2 in cv2s:
         for load in loads:
             arrivals = gamma(load * base, cv2, requests / (load * base), seed)

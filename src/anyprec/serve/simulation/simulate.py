@@ -1,7 +1,7 @@
-"""Simulator: the scheduler's own queue, table and policy (desk.py) in virtual time, on one server or a fleet of them.
+"""Simulator: the server's own SchedulerCore in virtual time, for one server or several.
 
-Comes in: arrival times, a Setup (latency table, accuracies, SLO, policy, servers, noise). Goes out: Result, what became
-of every request as its client saw it. Called by `anyprec simulate` (cli_simulate.py), capacity.py and the tests.
+In: arrival times and a Setup (latency table, accuracies, SLO, policy, servers, noise). Out: a SimulationResult with
+the outcome of every request as its client saw it. Called by `anyprec simulate`, capacity.py and the tests.
 
     setup = Setup(times={"8": {1: 0.0025}, "1": {1: 0.001}}, accuracies={"8": 93.9, "1": 92.1}, slo=0.0075)
     result = simulate(poisson(400, 60), setup)
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from anyprec.errors import Overloaded, ServeError
-from anyprec.serve.scheduling.core import Desk, Work, default_margin
+from anyprec.serve.scheduling.core import Batch, SchedulerCore, default_margin
 from anyprec.serve.scheduling.latency import LatencyTable
-from anyprec.serve.scheduling.queue import Limits, Request
+from anyprec.serve.scheduling.queue import QueueLimits, Request
 
 BALANCES = ("two", "least", "round", "random")
 END, START, SCALE, FAIL = range(4)  # kinds of events
@@ -30,12 +30,12 @@ DRAWS = 4096  # random numbers drawn at a time
 
 @dataclass(frozen=True)
 class Noise:
-    """What a real machine adds, in seconds; `spread` is the standard deviation of the logarithm of a run's time."""
+    """Noise of a real machine, in seconds; `spread` is the standard deviation of the log of a run's time."""
 
-    way: tuple[float, float] = (0.00015, 0.0005)  # each way between client and queue, drawn evenly
+    way: tuple[float, float] = (0.00015, 0.0005)  # network delay each way, uniform
     spread: float = 0.03
-    hiccup: float = 0.001  # mean length of a pause that the system makes in a run ...
-    hiccups: float = 0.5  # ... and how many there are in a second of running
+    hiccup: float = 0.001  # mean length of a pause during a run ...
+    hiccups: float = 0.5  # ... and the number of pauses per second of running
 
 
 QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
@@ -43,14 +43,14 @@ QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Autoscale:
-    """Servers come and go; meanwhile the width absorbs what they cannot. docs/simulate.md has the rule."""
+    """Adds and removes servers; meanwhile the width absorbs the load. docs/simulate.md has the rule."""
 
     most: int
     least: int = 1
-    busy: float = 0.6  # share of the time that engines should be busy, were all at the highest width
-    every: float = 5.0  # seconds between looks
+    busy: float = 0.6  # target utilization of engines if all ran at the widest level
+    every: float = 5.0  # seconds between decisions
     starts_in: float = 30.0  # seconds until a new server takes requests
-    cool: float = 60.0  # seconds that it must have been too many before one goes
+    cool: float = 60.0  # seconds of surplus before a server is removed
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Setup:
     slo: float = 0.05
     policy: str = "adaptive"
     bits: int | str | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: QueueLimits = field(default_factory=QueueLimits)
     margin: float | None = None  # seconds; None: as the scheduler's own
     engines: int = 1
     servers: int = 1
     balance: str = "two"
     noise: Noise = field(default_factory=Noise)
     autoscale: Autoscale | None = None
-    failures: Sequence[float] = ()  # when a server dies, for good; others get what it had
+    failures: Sequence[float] = ()  # times at which a server fails for good; its requests go to others
 
 
-class Server:
-    """A desk and its engines."""
+class SimulatedServer:
+    """One server of the simulation: a SchedulerCore and its engines."""
 
     def __init__(self, setup: Setup) -> None:
-        self.desk = Desk(
+        self.core = SchedulerCore(
             setup.accuracies,
             LatencyTable(setup.times, setup.limits.max_batch),
             policy=setup.policy,
@@ -84,18 +84,18 @@ class Server:
             margin=default_margin(setup.slo) if setup.margin is None else setup.margin,
             engines=setup.engines,
         )
-        self.load = 0  # requests here
+        self.load = 0  # accepted requests not yet answered
         self.alive = True
 
 
 @dataclass
-class Result:
-    """One entry for each request, in the order in which they were sent."""
+class SimulationResult:
+    """Arrays with one entry per request, in the order of sending."""
 
     setup: Setup
     sent: np.ndarray  # seconds
-    latency: np.ndarray  # seconds, as the client saw it; infinite without an answer
-    level: np.ndarray  # place in `profiles`; -1 without an answer
+    latency: np.ndarray  # seconds, as the client saw it; inf: no answer
+    level: np.ndarray  # index into `profiles`; -1: no answer
     profiles: tuple[str, ...]
     accuracies: np.ndarray  # of `profiles`, percent
     batches: int = 0
@@ -130,12 +130,12 @@ class Result:
 
     @property
     def effective(self) -> float:
-        """Share of all requests answered right and in time, in percent."""
+        """Expected share of all requests answered correctly and in time, in percent."""
         return float(self.accuracies[self.level[self.in_time]].sum() / max(1, len(self.sent)))
 
     @property
     def goodput(self) -> float:
-        """Answers in time, a second."""
+        """Answers in time per second."""
         return float(self.in_time.sum()) / self.seconds if self.seconds else 0.0
 
     def percentile(self, q: float) -> float:
@@ -200,8 +200,10 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def simulate(arrivals: np.ndarray, setup: Setup, seed: int = 0, tick: Callable[[int], None] | None = None) -> Result:
-    """Send a request at each of these times (ascending seconds). `tick` is told now and then how many are done."""
+def simulate(
+    arrivals: np.ndarray, setup: Setup, seed: int = 0, tick: Callable[[int], None] | None = None
+) -> SimulationResult:
+    """Send a request at each of these times (ascending seconds). `tick` is called with the number done since."""
     return Simulation(np.asarray(arrivals, np.float64), setup, seed).run(tick)
 
 
@@ -212,17 +214,17 @@ class Simulation:
         if setup.servers < 1 or setup.engines < 1:
             raise ServeError("a simulation needs at least one server with one engine")
         self.setup = setup
-        self.random = np.random.default_rng([seed, 1])  # not the stream that the arrivals were drawn from
-        self.servers = [Server(setup) for _ in range(setup.servers)]
-        first = self.servers[0].desk
+        self.random = np.random.default_rng([seed, 1])  # not the stream of the arrivals
+        self.servers = [SimulatedServer(setup) for _ in range(setup.servers)]
+        first = self.servers[0].core
         profiles = tuple(first.all_levels)
         self.place = {profile: i for i, profile in enumerate(profiles)}
-        self.rows = first.table.rows  # the truth; each desk has its own idea of it
+        self.rows = first.table.rows  # true times; each core keeps its own estimate
         low, high = setup.noise.way
         self.reach = sent + self.random.uniform(low, high, len(sent))
         self.back = self.random.uniform(low, high, len(sent))
         self.order = np.argsort(self.reach, kind="stable")
-        self.result = Result(
+        self.result = SimulationResult(
             setup,
             sent,
             np.full(len(sent), np.inf),
@@ -237,7 +239,7 @@ class Simulation:
         self.counted_at = 0.0
         self.starting = 0
         self.arrived_before = 0
-        self.over_since = math.inf  # since when there have been too many servers
+        self.over_since = math.inf  # start of the current surplus of servers
         self._normal: list[float] = []
         self._uniform: list[float] = []
         if setup.autoscale is not None:
@@ -249,7 +251,7 @@ class Simulation:
         self.count += 1
         heapq.heappush(self.events, (time, self.count, kind, what))
 
-    def run(self, tick: Callable[[int], None] | None) -> Result:
+    def run(self, tick: Callable[[int], None] | None) -> SimulationResult:
         order, reach, slo, events = self.order, self.reach, self.setup.slo, self.events
         total, at = len(order), 0
         now = 0.0
@@ -268,7 +270,7 @@ class Simulation:
             elif kind == START:
                 self.starting -= 1
                 self.recount(now)
-                self.servers.append(Server(self.setup))
+                self.servers.append(SimulatedServer(self.setup))
                 self.result.servers.append((now, len(self.servers)))
             elif kind == FAIL:
                 self.fail(now)
@@ -285,16 +287,16 @@ class Simulation:
         if not self.servers:
             return
         server = self.pick()
-        request.done = number  # type: ignore[assignment]  # whose it is: there is nobody to call here
+        request.done = number  # type: ignore[assignment]  # its number: nobody is called here
         try:
-            server.desk.arrive(request, now)
+            server.core.arrive(request, now)
         except Overloaded:
             return
         server.load += 1
-        if len(server.desk.running) < self.setup.engines:
+        if len(server.core.running) < self.setup.engines:
             self.begin(server, now)
 
-    def pick(self) -> Server:
+    def pick(self) -> SimulatedServer:
         servers = self.servers
         if len(servers) == 1:
             return servers[0]
@@ -309,30 +311,30 @@ class Simulation:
         other = servers[int(self.uniform() * len(servers))]
         return one if one.load <= other.load else other
 
-    def begin(self, server: Server, now: float) -> None:
-        work = server.desk.next(now)
-        for _ in server.desk.take_refused():
+    def begin(self, server: SimulatedServer, now: float) -> None:
+        batch = server.core.next(now)
+        for _ in server.core.take_rejected():
             server.load -= 1
-        if work is None:
+        if batch is None:
             return
         noise = self.setup.noise
-        seconds = self.rows[work.level.profile][work.images]
+        seconds = self.rows[batch.level.profile][batch.images]
         if noise.spread:
             seconds *= math.exp(noise.spread * self.normal())
         if noise.hiccups and self.uniform() < noise.hiccups * seconds:
             seconds += -noise.hiccup * math.log(1 - self.uniform())
         self.result.busy += seconds
-        self.push(now + seconds, END, (server, work, seconds))
+        self.push(now + seconds, END, (server, batch, seconds))
 
-    def end(self, now: float, server: Server, work: Work, seconds: float) -> None:
+    def end(self, now: float, server: SimulatedServer, batch: Batch, seconds: float) -> None:
         if not server.alive:
             return
-        server.desk.finish(work, seconds, now)
-        server.load -= len(work.requests)
+        server.core.finish(batch, seconds, now)
+        server.load -= len(batch.requests)
         result = self.result
         result.batches += 1
-        level = self.place[work.level.profile]
-        for request in work.requests:
+        level = self.place[batch.level.profile]
+        for request in batch.requests:
             number: Any = request.done
             result.level[number] = level
             result.latency[number] = now + self.back[number] - result.sent[number]
@@ -341,16 +343,16 @@ class Simulation:
     # --- Servers --------------------------------------------------------------------------------------------------
 
     def fail(self, now: float) -> None:
-        """One server is gone; the balancer sends what it had to others."""
+        """One server fails; the balancer sends its requests to others."""
         if not self.servers:
             return
         self.recount(now)
         server = self.servers.pop()
         server.alive = False
         self.result.servers.append((now, len(self.servers)))
-        desk = server.desk
-        running = [request for work in desk.running for request in work.requests]
-        for request in [*running, *desk.queue.waiting, *desk.queue.late]:
+        core = server.core
+        running = [request for batch in core.running for request in batch.requests]
+        for request in [*running, *core.queue.waiting, *core.queue.late]:
             number: Any = request.done
             self.send(Request(None, request.deadline, arrived=request.arrived), number, now)
 
@@ -360,8 +362,8 @@ class Simulation:
         self.push(now + rule.every, SCALE, None)
         rate = (arrived - self.arrived_before) / rule.every
         self.arrived_before = arrived
-        # How many engines would be busy, were everything to run at the highest width one by one.
-        top = self.servers[0].desk.levels[-1].profile if self.servers else next(iter(self.rows))
+        # Servers needed if every request ran alone at the widest level.
+        top = self.servers[0].core.levels[-1].profile if self.servers else next(iter(self.rows))
         needed = rate * self.rows[top][1] / (rule.busy * self.setup.engines)
         wanted = min(rule.most, max(rule.least, math.ceil(needed)))
         have = len(self.servers) + self.starting
@@ -376,7 +378,7 @@ class Simulation:
             self.over_since = now
 
     def leave(self, now: float) -> None:
-        """One server takes no more requests, and ends with what it has."""
+        """One server takes no more requests, and ends after its last."""
         self.recount(now)
         self.servers.remove(min(self.servers, key=lambda server: server.load))
         self.result.servers.append((now, len(self.servers)))

@@ -1,11 +1,12 @@
-// The page: asks /v2/models/NAME/live once a second, draws the last two minutes, sets the precision, and shows what
-// every width makes of one image. No library, nothing from elsewhere. All text goes in as text, never as HTML.
+// The page: reads /v2/models/NAME/live once a second, draws the last two minutes, sets the precision, and shows the
+// answer of every width for one image. No library, nothing fetched from elsewhere. Text is set as text, never as HTML.
 "use strict";
 
 const SPAN = 120; // seconds shown
 const KEEP = new Map(); // second -> what happened in it
 const FLOAT = "32";
 const $ = (id) => document.getElementById(id);
+const RUNS = 5; // of one image at every width; the table shows the median time
 let key = "", model = "", last = null, picture = null;
 
 // --- Asking -----------------------------------------------------------------------------------------------------------
@@ -99,8 +100,42 @@ function show() {
     if (box && !box.checked && !$("dial").contains(document.activeElement)) box.checked = true;
     $("dial-note").textContent = NOTES[value] ?? `Every request runs at ${title(value)}, however many are late.`;
   }
+  const empty = rows.every((row) => !row.requests);
+  $("empty").hidden = !empty;
+  for (const id of ["charts", "note", "details"]) $(id).hidden = empty;
+  if (empty) return;
   charts(rows, names);
   table(rows);
+}
+
+// What to type, with this server's address and model in it.
+function showCommands(takesImages) {
+  const header = (name) => key ? ` ${name} "Authorization: Bearer KEY"` : "";
+  const lines = [["Load it, 100 requests a second:", `anyprec loadtest ${location.origin} --model ${model} --arrivals poisson:100 --seconds 30${header("--header")}`]];
+  if (takesImages) lines.unshift(["Classify a photo:", `curl${header("-H")} --data-binary @photo.jpg ${location.origin}${at("classify")}`]);
+  $("drop").hidden = !takesImages;
+  $("commands").replaceChildren(...lines.flatMap(([words, command]) => {
+    const row = make("dd", {}, make("code", {}, command));
+    if (navigator.clipboard) { // only on https and on this machine
+      const button = make("button", { type: "button" }, "Copy");
+      button.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(command);
+        button.textContent = "Copied";
+        setTimeout(() => { button.textContent = "Copy"; }, 1500);
+      });
+      row.append(button);
+    }
+    return [make("dt", {}, words), row];
+  }));
+}
+
+async function describe() {
+  let takesImages = true;
+  try {
+    const about = await ask(`/v2/models/${encodeURIComponent(model)}`);
+    takesImages = about.inputs[0].shape.length === 4 && about.parameters.datatypes.includes("UINT8");
+  } catch { /* not loaded: the state line says so */ }
+  showCommands(takesImages);
 }
 
 function set(id, text, bad = false) {
@@ -173,7 +208,16 @@ function above(value) {
   return [1, 1.2, 1.6, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-const LINEAR = (low, high) => ({ at: (value) => (value - low) / (high - low), ticks: [low, (low + high) / 2, high] });
+const LINEAR = (low, high, ticks = [low, (low + high) / 2, high]) => ({ at: (value) => (value - low) / (high - low), ticks });
+
+// Three to six round numbers from low to high: 1, 2 or 5 times a power of ten apart.
+function round(low, high) {
+  const power = 10 ** Math.floor(Math.log10((high - low) / 3));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => (high - low) / size <= 6);
+  const ticks = [];
+  for (let i = Math.ceil(low / step - 1e-9); i <= high / step + 1e-9; i++) ticks.push(Number((i * step).toPrecision(6)));
+  return ticks;
+}
 
 // From a round number below the least value to one above the greatest: whatever happened is on it, a second as well as a millisecond.
 function logarithmic(values) {
@@ -277,7 +321,7 @@ function charts(rows, names) {
     (x, y) => [
       svg("line", { x1: LEFT, x2: x(last.time - 1), y1: y(last.target_ms), y2: y(last.target_ms), stroke: "var(--target)", "stroke-dasharray": "6 4", "stroke-width": 1.5 }),
       ...rows.filter(silent).map((row) => svg("path", { class: "none", d: `M${x(row.time) - 2.5} ${TOP - 2.5}l5 5m0 -5l-5 5` })),
-      line(rows, x, y, (row) => row.p50_ms, "var(--w4)", "2 3"), line(rows, x, y, (row) => row.p99_ms, "var(--main)"),
+      line(rows, x, y, (row) => row.p50_ms, "var(--quiet)", "2 3"), line(rows, x, y, (row) => row.p99_ms, "var(--main)"),
       ...named([["target", last.target_ms], ["p50", newest?.p50_ms], ["p99", newest?.p99_ms]], x, y)],
     (row) => row.p50_ms === null ? row.requests ? `none of ${row.requests} answered` : "no requests" : `p50 ${ms(row.p50_ms)}, p99 ${ms(row.p99_ms)}, slowest ${ms(row.max_ms)}`,
     `Latency of answers on a logarithmic axis; target ${ms(last.target_ms)}${newest ? `, p99 of the newest second ${ms(newest.p99_ms)}` : ""}`);
@@ -300,7 +344,7 @@ function charts(rows, names) {
   const accuracies = last.widths.map((width) => width.accuracy).filter((value) => value !== null);
   if (accuracies.length) {
     const low = Math.max(0, Math.floor(Math.min(...accuracies) - 1)), high = Math.min(100, Math.ceil(Math.max(...accuracies) + 1));
-    draw("accuracy", rows, LINEAR(low, high), (value) => `${value}`,
+    draw("accuracy", rows, LINEAR(low, high, round(low, high)), (value) => `${value}`,
       (x, y) => [line(rows, x, y, (row) => row.accuracy, "var(--main)")],
       (row) => row.accuracy === null ? "no answers" : `${row.accuracy.toFixed(2)} %`,
       "Accuracy expected of what is served");
@@ -343,29 +387,47 @@ async function classify(file) {
   }
   answer.textContent = `Running ${file.name} at every width`;
   if (picture) URL.revokeObjectURL(picture);
-  picture = URL.createObjectURL(file);
+  const shown = picture = URL.createObjectURL(file); // another image, dropped meanwhile, ends this one
+  const runs = [];
   try {
-    const reply = await ask(at("classify?bits=all&top=1"), { method: "POST", body: file, headers: { "content-type": file.type } });
-    answer.replaceChildren(make("div", { class: "shown" }, make("img", { src: picture, alt: file.name }), compared(reply.results)));
+    while (runs.length < RUNS && picture === shown) {
+      const reply = await ask(at("classify?bits=all&top=1"), { method: "POST", body: file, headers: { "content-type": file.type } });
+      runs.push(reply.results);
+      if (picture === shown) answer.replaceChildren(make("div", { class: "shown" }, make("img", { src: shown, alt: file.name }), compared(runs)));
+    }
   } catch (error) {
-    answer.textContent = `${error.message}`;
+    if (picture === shown && !runs.length) answer.textContent = `${error.message}`; // else what has been answered stays
   }
 }
 
-function compared(results) {
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+// Labels and probabilities are the same in every run; times are medians over the runs.
+function compared(runs) {
   const head = ["width", "answer", "how sure", "time", "accuracy"].map((words) => make("th", { scope: "col", class: words === "answer" ? "left" : "" }, words));
-  const body = results.map((result) => {
+  const body = runs[0].map((result, i) => {
     const best = result.labels[0] ?? {}, share = best.probability ?? best.share ?? 0;
     const meter = make("span", { class: "meter" }, make("i", {}));
     meter.firstChild.style.width = `${100 * share}%`;
     return make("tr", {},
-      make("th", { scope: "row" }, title(String(result.bits))),
+      make("th", { scope: "row" }, swatch(String(result.bits)), title(String(result.bits))),
       make("td", { class: "left" }, best.label ?? (best.class === undefined ? "–" : `class ${best.class}`)),
       make("td", {}, meter, `${(100 * share).toFixed(1)} %`),
-      make("td", {}, ms(result.run_ms)),
+      make("td", {}, ms(median(runs.map((results) => results[i].run_ms)))),
       make("td", {}, result.accuracy === null ? "–" : `${result.accuracy.toFixed(2)} %`));
   });
-  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+  const times = runs.length > 1 ? `Time: engine time, median of ${runs.length} runs.` : "Time: engine time of one run.";
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)),
+    make("p", { class: "quiet" }, times));
+}
+
+function swatch(name) {
+  const mark = make("span", { class: "swatch" });
+  mark.style.background = color(name);
+  return mark;
 }
 
 // --- Start ------------------------------------------------------------------------------------------------------------
@@ -377,6 +439,7 @@ async function start() {
     model = $("model").value;
     $("key-form").hidden = true;
     trouble(null);
+    await describe();
   } catch (error) {
     trouble(error instanceof TypeError ? "the server does not answer" : error);
   }
@@ -385,8 +448,9 @@ async function start() {
 $("model").addEventListener("change", () => {
   model = $("model").value;
   KEEP.clear();
-  last = null;
+  last = picture = null;
   $("answer").replaceChildren();
+  describe();
 });
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
