@@ -234,7 +234,7 @@ def test_a_sign_window_narrows_over_the_run(tmp_path, monkeypatch):
 
 
 def test_start_from_a_narrower_network(finished, tmp_path):
-    wider = f"net_options.multiplier={2 * SMALL.net_options['width']}"
+    wider = f"net_options.multiplier={2 * SMALL.net_options['multiplier']}"
     recipe = SMALL.override([f"init='{finished[0] / 'model.pt'}'", wider, "widths=[1,8]", "lr=1e-9", "epochs=1"])
     wide = train(recipe, tmp_path, progress=False)
     assert abs(wide[8]["accuracy"] - finished[1][8]["accuracy"]) < 15
