@@ -17,6 +17,7 @@ from anyprec.bench.timing import TIMEOUT_S
 from anyprec.cli.output import print_json
 from anyprec.cli.plot_file import check_picture
 from anyprec.errors import AnyprecError
+from anyprec.format.model_file import ModelFile
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
 from anyprec.widths import parse_widths
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
     if wish.rivals and all(rivals.missing(name) for name in wish.rivals):
+        ModelFile(wish.model).close()  # a wrong file is told first
         print(f"anyprec: note: {NO_RIVAL}", file=sys.stderr)
     with Progress("bench", total=wish.rounds * len(wish.batches) * len(wish.threads), unit="round") as progress:
         done = bench(wish, progress.update)
