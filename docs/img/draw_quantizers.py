@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 
+from anyprec.colors import QUIET, TEXT, width_color
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.quantizers import make_quantizer
 
-COLORS = {1: "#c2410c", 2: "#1d4ed8", 3: "#15803d", 8: "#9ca3af"}
 TOP = 1.5  # the largest weight of the layer drawn: wide enough for tanh to bend
 
 
@@ -31,10 +31,12 @@ def draw_weights(staircase: Axes, cells: Axes, name: str) -> None:
     for bits in (8, 3, 2, 1):
         codes = quantizer.codes(w, bits)
         label = f"{bits} bit"
-        staircase.plot(w, quantizer.values(codes, bits), color=COLORS[bits], lw=1.6 if bits < 8 else 1.2, label=label)
+        staircase.plot(
+            w, quantizer.values(codes, bits), color=width_color(bits), lw=1.6 if bits < 8 else 1.2, label=label
+        )
         if bits < 8:  # where one code ends and the next begins
             edges = w[:-1][codes.int().diff() > 0]
-            cells.vlines(edges, 3 - bits, 4 - bits, color=COLORS[bits], lw=1.8)
+            cells.vlines(edges, 3 - bits, 4 - bits, color=width_color(bits), lw=1.8)
     staircase.set(title=name, ylim=(-1.1, 1.1), xlim=(-TOP, TOP))
     staircase.tick_params(labelbottom=False)
     cells.set(xlim=(-TOP, TOP), ylim=(-0.1, 3.1), xlabel="weight w", yticks=[0.5, 1.5, 2.5])
@@ -43,9 +45,9 @@ def draw_weights(staircase: Axes, cells: Axes, name: str) -> None:
 
 def draw_activations(axes: Axes, bits: int) -> None:
     y = torch.linspace(-1.6, 1.6, 3201)
-    axes.plot(y, y, color=COLORS[8], lw=1, ls=":", label="input")
-    axes.plot(y, ActQuantizer(signed=True)(y, bits), color="#7c3aed", lw=1.4, ls="--", label="signed")
-    axes.plot(y, ActQuantizer()(y, bits), color=COLORS[bits], lw=1.8, label="unsigned")
+    axes.plot(y, y, color=QUIET, lw=1, ls=":", label="input")
+    axes.plot(y, ActQuantizer(signed=True)(y, bits), color=TEXT, lw=1.4, ls="--", label="signed")
+    axes.plot(y, ActQuantizer()(y, bits), color=width_color(bits), lw=1.8, label="unsigned")
     axes.set(title=f"activations, {bits} bit", xlabel="input y", ylim=(-1.3, 1.3))
     axes.legend(loc="upper left", frameon=False)
 
