@@ -28,7 +28,8 @@ from anyprec.training.evaluate import to_tensor
 from anyprec.training.joint import next_teacher, width_loss
 from anyprec.training.processes import Processes
 from anyprec.training.recipe import Recipe
-from anyprec.training.run import TrainingRun, clear_run
+from anyprec.training.run import TrainingRun
+from anyprec.training.run_folder import clear_run
 from anyprec.widths import check_widths
 
 FILE = "compliance.jsonl"  # in the folder of a run: a line for every step that was observed

@@ -8,10 +8,8 @@ takes its rows of the same global batch.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,11 +22,11 @@ from torch import nn
 from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.data.augment import find_augment
 from anyprec.data.catalog import Data, balanced_subset, hold_out
-from anyprec.errors import CheckpointError, Diverged, RecipeError
-from anyprec.files import append_line, cannot_write, locked, make_folder
+from anyprec.errors import CheckpointError, Diverged
+from anyprec.files import cannot_write, locked
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.calibrate import calibrate, estimate_norms
-from anyprec.nn.new_widths import fit_widths, load_widths
+from anyprec.nn.new_widths import fit_widths
 from anyprec.nn.norms import sync_norms
 from anyprec.nn.quantizers import kurtosis_penalty, set_sign_window
 from anyprec.nn.split import SplitNetwork
@@ -36,12 +34,14 @@ from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
 from anyprec.training.average import WeightAverage
+from anyprec.training.build import build_network, check_task
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
 from anyprec.training.joint import choose_widths, joint_step, shares_stem
 from anyprec.training.optimizers import learning_rate, make_optimizer
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
+from anyprec.training.run_folder import RunLog, clear_run, open_folder
 from anyprec.widths import FLOAT
 
 NORM_BATCHES = 16  # for the norm statistics of averaged weights
@@ -83,16 +83,6 @@ def train(
         processes.close()
 
 
-def clear_run(out: Path) -> None:
-    """Remove what an earlier run wrote into `out`, and nothing else."""
-    try:
-        for name in ("last.pt", "model.pt", "log.jsonl", "recipe.toml"):
-            (out / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(out, error) from error
-    shutil.rmtree(out / "tensorboard", ignore_errors=True)
-
-
 class TrainingRun:
     def __init__(
         self,
@@ -108,16 +98,18 @@ class TrainingRun:
         self.recipe, self.out, self.processes = recipe, out, processes
         self.progress = progress and processes.first
         self.new_widths: list[int] = []  # those that the checkpoint of `init` was not trained for
-        saved = self._open_folder(resume)
+        saved = open_folder(out, recipe, resume, writes=processes.first)
         # Processes on one machine download once: the reader locks the folder.
         self.train_data, self.test_data = load_splits(recipe, data_root, download)
         self.split = "validation" if recipe.validation else "test"  # what results are of
         self.steps = steps_per_epoch(self.train_data, recipe.batch_size, True)
         if model is None:
-            self._check_task()
+            check_task(recipe, self.train_data)
 
         torch.manual_seed(recipe.seed)
-        self.model = (model if model is not None else self._build()).to(processes.device)
+        if model is None:
+            model, self.new_widths = build_network(recipe, self.train_data)
+        self.model = model.to(processes.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._fit_stem()
@@ -129,7 +121,7 @@ class TrainingRun:
         self.average = WeightAverage(self.model, recipe.average) if recipe.average else None
         self.epoch, self.step = 0, 0  # the next step is number `step` of epoch `epoch`
         self.totals: dict[int, list[float]] = {}  # bits -> [loss sum, right, images] of this epoch so far
-        self.writer: Any = None  # of TensorBoard, from the first epoch on
+        self.log = RunLog(out)
         if saved is not None:
             self._restore(saved)
         processes.share(self.model)
@@ -148,7 +140,7 @@ class TrainingRun:
                 last = self.epoch == self.recipe.epochs
                 if last or (self.recipe.eval_every and self.epoch % self.recipe.eval_every == 0):
                     results = self._evaluate()
-                self._log(results)
+                self._note_epoch(results)
                 if bar is not None and results:
                     bar.write(f"epoch {self.epoch}/{self.recipe.epochs}  {self.split} {summary_line(results)}")
                 self._save()
@@ -162,8 +154,7 @@ class TrainingRun:
             }
             with self._averaged():
                 checkpoint.save_model(self.model, self.out / "model.pt", extra)
-        if self.writer is not None:
-            self.writer.close()
+        self.log.close()
         return results
 
     def _epoch(self, bar: Progress | None) -> None:
@@ -259,47 +250,6 @@ class TrainingRun:
 
     # --- Building, evaluating, keeping -------------------------------------------------------------------------------
 
-    def _build(self) -> nn.Module:
-        from anyprec.zoo import ZOO, build, load_backbone, load_float, widen, widening_factor
-
-        recipe, shape = self.recipe, self.train_data.shape
-        options = {"in_channels": shape[-1], "num_classes": self.train_data.num_classes, **recipe.net_options}
-        model = build(recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **options)
-        if recipe.init:
-            record = self._initial(recipe.init)
-            if ZOO[recipe.net].task == "segmentation" and (record is None or record["net"] != recipe.net):
-                load_backbone(model, recipe.init if record is None else record, recipe.init)
-            elif record is None:
-                load_float(model, recipe.init)
-            elif widening_factor(model, record["state_dict"]) != 1:
-                widen(model, record["state_dict"], recipe.init, seed=recipe.seed)
-            elif set(recipe.widths) - set(record["widths"]):
-                load_widths(model, record["state_dict"], record["widths"], recipe.init)
-                self.new_widths = sorted(set(recipe.widths) - set(record["widths"]))
-            else:
-                checkpoint.restore(model, record["state_dict"], recipe.init)
-        return model
-
-    def _initial(self, path: str) -> dict[str, Any] | None:
-        """The checkpoint `init` names; None where it is a file of float weights, which the zoo reads."""
-        try:
-            record = checkpoint.load_state(path)
-        except CheckpointError:
-            return None
-        if record["kind"] != "model":
-            raise CheckpointError(f"init={path!r} is a training in progress; name the model.pt of one that has ended")
-        return record
-
-    def _check_task(self) -> None:
-        from anyprec.zoo import ZOO
-
-        entry, data = ZOO.get(self.recipe.net), self.train_data
-        if entry is not None and entry.task != data.task:
-            fit = ", ".join(name for name, other in ZOO.items() if other.task == data.task)
-            raise RecipeError(
-                f"{data.name} is for {data.task}, but net {self.recipe.net!r} for {entry.task}; choose one of {fit}"
-            )
-
     def _compile(self) -> None:
         # A graph per width, in training and in evaluation: 10 for five widths, above torch's default limit of 8.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
@@ -346,40 +296,16 @@ class TrainingRun:
             estimate_norms(self.model, self.recipe.widths, self._images(NORM_BATCHES))
             yield
 
-    def _log(self, results: dict[int | str, dict[str, float]]) -> None:
+    def _note_epoch(self, results: dict[int | str, dict[str, float]]) -> None:
         train = {
             str(bits): {"loss": total / count, "accuracy": 100 * right / count}
             for bits, (total, right, count) in sorted(self.totals.items())
         }
         self.totals = {}
-        if not self.processes.first:
-            return
-        rate = learning_rate(self.recipe, self.epoch * self.steps - 1, self.steps)
-        line = {
-            "epoch": self.epoch,
-            "lr": rate,
-            "train": train,
-            self.split: {str(k): v for k, v in results.items()},
-        }
-        append_line(self.out / "log.jsonl", json.dumps(line))
-        try:
-            self._tensorboard(line)
-        except OSError as error:
-            raise cannot_write(self.out / "tensorboard", error) from error
-
-    def _tensorboard(self, line: dict[str, Any]) -> None:
-        if self.writer is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self.writer = SummaryWriter(str(self.out / "tensorboard"), purge_step=self.epoch)
-        self.writer.add_scalar("lr", line["lr"], self.epoch)
-        for split in ("train", self.split):
-            for bits, values in line[split].items():
-                for name, value in values.items():
-                    self.writer.add_scalar(f"{name}/{split}/{bits}", value, self.epoch)
-        self.writer.flush()
+        if self.processes.first:
+            rate = learning_rate(self.recipe, self.epoch * self.steps - 1, self.steps)
+            tested = {str(k): v for k, v in results.items()}
+            self.log.write({"epoch": self.epoch, "lr": rate, "train": train, self.split: tested})
 
     def _save(self) -> None:
         if not self.processes.first:
@@ -402,30 +328,6 @@ class TrainingRun:
             "average": self.average.values if self.average is not None else None,
         }
         checkpoint.save_state(record, self.out / "last.pt")
-
-    def _open_folder(self, resume: bool) -> dict[str, Any] | None:
-        last = self.out / "last.pt"
-        saved = None
-        if resume and last.exists():
-            saved = checkpoint.load_state(last)
-            if saved["kind"] != "run":
-                raise CheckpointError(f"{last} is a model, not a run that can be resumed; use another --out")
-            # Fields that came later have their defaults in a run from before.
-            then, now = Recipe.from_dict(saved["recipe"]).to_dict(), self.recipe.to_dict()
-            for name in now:
-                if now[name] != then.get(name):
-                    raise RecipeError(
-                        f"{self.out} was started with {name}={then.get(name)!r}, not {now[name]!r}; resume with the "
-                        "same recipe, or use another --out"
-                    )
-        elif last.exists() or (self.out / "model.pt").exists():
-            raise RecipeError(
-                f"{self.out} holds a run already; add --resume to go on, --overwrite to begin anew, or change --out"
-            )
-        if self.processes.first:
-            make_folder(self.out)
-            self.recipe.save(self.out / "recipe.toml")
-        return saved
 
     def _restore(self, saved: dict[str, Any]) -> None:
         last, log = self.out / "last.pt", self.out / "log.jsonl"
