@@ -64,6 +64,6 @@ def kernels_used(model: PackedModel, x: np.ndarray, profiles: Iterable[str]) -> 
 
 
 def kernels_built(isa: str) -> set[str]:
-    """Names of all kernels for convolutions that native/kernels_<isa>.cpp defines, those for Winograd's way too."""
+    """Names of all kernels for convolutions that native/kernels_<isa>.cpp defines, those for Winograd too."""
     source = (NATIVE / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
     return set(re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source))
