@@ -1,6 +1,6 @@
 """`anyprec serve net.apm --slo 50ms`: serve model files over HTTP within a latency target. Called by anyprec.cli.
 
-Reads the options, loads and measures the models, and hands over to server.py. docs/serve.md describes it all.
+Reads the options, loads and measures the models, and starts the server. docs/serve.md describes it all.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models", nargs="+", metavar="MODEL", help="a model file (.apm), a name of `anyprec models`, or NAME=FILE"
     )
     parser.add_argument("--slo", type=duration, default=0.05, help="the latency target, such as 50ms (the default)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: only this machine)")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="port (default: 8000; 0: any free one)")
     how = parser.add_argument_group("how it runs")
     how.add_argument("--policy", choices=("adaptive", "accuracy"), default="adaptive", help="default: adaptive")
     how.add_argument("--bits", help="hold this width (or mixed profile) instead of adapting it")
     how.add_argument("--threads", type=whole(1, 1024), default=1, help="threads of one call (default: 1)")
     how.add_argument("--engines", type=whole(1, 1024), default=1, help="batches that run side by side (default: 1)")
-    how.add_argument("--pin", action="store_true", help="a core for HTTP alone: a server that has its cores to itself")
+    how.add_argument(
+        "--pin", action="store_true", help="reserve one core for HTTP; for machines with nothing else to do"
+    )
     how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
     how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
     how.add_argument("--warm-up", type=duration, default=3.0, help="time to measure a model in (default: 3s)")
     how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-batch", type=whole(1, 65536), default=QueueLimits().max_batch, help="images a batch, and a request"
+        "--max-batch", type=whole(1, 65536), default=QueueLimits().max_batch, help="images per batch, and per request"
     )
-    limits.add_argument("--max-queue", type=positive, default=QueueLimits().max_queue, help="images that wait")
+    limits.add_argument("--max-queue", type=positive, default=QueueLimits().max_queue, help="queued images")
     limits.add_argument(
         "--max-body", type=size, default=RequestLimits().body, help="bytes of a request (default: 16MiB)"
     )
@@ -74,9 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--body-timeout", type=duration, default=ConnectionLimits().body_s, help="default: 30s")
     limits.add_argument("--write-timeout", type=duration, default=ConnectionLimits().write_s, help="default: 30s")
     safety = parser.add_argument_group("who may call")
-    safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
+    safety.add_argument(
+        "--api-key-file", metavar="FILE", help="one key per line; or ANYPREC_API_KEYS in the environment"
+    )
     safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
-    safety.add_argument("--control-socket", metavar="PATH", help="a Unix socket for control, open to its owner alone")
+    safety.add_argument("--control-socket", metavar="PATH", help="a Unix socket for control, open only to its owner")
     safety.add_argument(
         "--local-control", action="store_true", help="control without a key, from this machine; not behind a proxy"
     )
@@ -90,8 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
     logs.add_argument("--log-level", choices=tuple(LEVELS), default="info")
     logs.add_argument("--log-requests", action="store_true", help="a line for every request")
-    logs.add_argument("--drain-delay", type=delay, default=0.0, help="serve on, as not ready, for so long")
-    logs.add_argument("--drain-timeout", type=delay, default=30.0, help="wait for answers so long (default: 30s)")
+    logs.add_argument(
+        "--drain-delay", type=delay, default=0.0, help="keep serving this long as not ready, so that a balancer notices"
+    )
+    logs.add_argument(
+        "--drain-timeout", type=delay, default=30.0, help="longest wait for answers at the end (default: 30s)"
+    )
 
 
 def network(text: str) -> Network:
@@ -129,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_control(args: argparse.Namespace, keys: Keys, local: bool) -> None:
-    """--local-control goes by where a request seems to come from, which is the same for all clients of a proxy."""
+    """--local-control trusts the address of a request, which is the same for all clients of a proxy."""
     why = None
     if args.local_control and not local:
         why = f"--host {args.host} lets other machines in"
