@@ -1,6 +1,6 @@
 """`anyprec serve net.apm --slo 50ms`: serve model files over HTTP within a latency target. Called by anyprec.cli.
 
-Reads the options, loads and measures the models, and hands over to server.py. docs/serve.md describes it all.
+Reads the options, loads and measures the models, and starts the server. docs/serve.md describes it all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run side by side (default: 1)"
     )
-    how.add_argument("--pin", action="store_true", help="a core for HTTP alone: a server that has its cores to itself")
+    how.add_argument(
+        "--pin", action="store_true", help="reserve one core for HTTP; for machines with nothing else to do"
+    )
     how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
     how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
     how.add_argument(
@@ -53,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-batch", type=whole(1, 65536), metavar="N", help="images a batch, and a request (default: 32)"
+        "--max-batch", type=whole(1, 65536), metavar="N", help="images per batch, and per request (default: 32)"
     )
-    limits.add_argument("--max-queue", type=positive, metavar="N", help="images that wait (default: 1024)")
+    limits.add_argument("--max-queue", type=positive, metavar="N", help="queued images (default: 1024)")
     limits.add_argument("--max-body", type=size, metavar="BYTES", help="bytes of a request (default: 16MiB)")
     limits.add_argument("--max-json", type=size, metavar="BYTES", help="bytes of its JSON (default: 4MiB)")
     limits.add_argument(
@@ -71,9 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--body-timeout", type=duration, metavar="TIME", help="default: 30s")
     limits.add_argument("--write-timeout", type=duration, metavar="TIME", help="default: 30s")
     safety = parser.add_argument_group("who may call")
-    safety.add_argument("--api-key-file", metavar="FILE", help="a key a line; or ANYPREC_API_KEYS in the environment")
+    safety.add_argument(
+        "--api-key-file", metavar="FILE", help="one key per line; or ANYPREC_API_KEYS in the environment"
+    )
     safety.add_argument("--control-key-file", metavar="FILE", help="keys that may set precision and load models")
-    safety.add_argument("--control-socket", metavar="PATH", help="a Unix socket for control, open to its owner alone")
+    safety.add_argument("--control-socket", metavar="PATH", help="a Unix socket for control, open only to its owner")
     safety.add_argument(
         "--local-control", action="store_true", help="control without a key, from this machine; not behind a proxy"
     )
@@ -88,10 +92,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--log-level", choices=tuple(LEVELS), default="info", help="default: info")
     logs.add_argument("--log-requests", action="store_true", help="a line for every request")
     logs.add_argument(
-        "--drain-delay", type=delay, default=0.0, metavar="TIME", help="serve on, as not ready, for so long"
+        "--drain-delay",
+        type=delay,
+        default=0.0,
+        metavar="TIME",
+        help="keep serving this long as not ready (default: 0s)",
     )
     logs.add_argument(
-        "--drain-timeout", type=delay, default=30.0, metavar="TIME", help="wait for answers so long (default: 30s)"
+        "--drain-timeout",
+        type=delay,
+        default=30.0,
+        metavar="TIME",
+        help="longest wait for answers at the end (default: 30s)",
     )
 
 
@@ -138,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_control(args: argparse.Namespace, keys: Keys, local: bool) -> None:
-    """--local-control goes by where a request seems to come from, which is the same for all clients of a proxy."""
+    """--local-control trusts the address of a request, which is the same for all clients of a proxy."""
     why = None
     if args.local_control and not local:
         why = f"--host {args.host} lets other machines in"

@@ -124,7 +124,7 @@ def chart(series: Mapping[str, Points], y_label: str) -> str:
 
 
 def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Four to eight round numbers within [low, high]: 1, 2 or 5 times a power of ten apart.
+    """Four to nine round numbers within [low, high]: 1, 2 or 5 times a power of ten apart.
 
     round_ticks(20.3, 93.1) -> [30, 40, 50, 60, 70, 80, 90]
     """

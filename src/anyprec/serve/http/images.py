@@ -1,8 +1,7 @@
-"""Posted image files, JPEG or PNG, as bytes in; the uint8 tensor a model takes out.
+"""Posted images: bytes of a JPEG or PNG file in; the uint8 tensor of a model's input out.
 
-What would take too long to decode is refused first (run/image_limits.py). Called by worker_main.py, in a process that
-can be killed.
-Pixels are made as `anyprec run` makes them, so that both give the same answer for a file.
+Images that would take too long to decode are refused first (run/image_limits.py). Called by worker_main.py, in a
+process that can be killed. Preprocessing is that of `anyprec run`, so both give the same answer for a file.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def preprocessing_for(signature: Signature) -> Preprocessing:
 
 
 def open_image(body: bytes, max_pixels: int) -> Any:
-    """Reads the header alone."""
+    """Reads only the header."""
     from PIL import Image
 
     kind = next((kind for magic, kind in MAGIC.items() if body.startswith(magic)), None)

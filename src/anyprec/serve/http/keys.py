@@ -18,7 +18,7 @@ from anyprec.errors import ServeError
 
 API_VARIABLE = "ANYPREC_API_KEYS"  # keys, with commas between
 CONTROL_VARIABLE = "ANYPREC_CONTROL_KEYS"
-SHORTEST = 16  # letters; shorter ones can be guessed
+SHORTEST = 16  # characters; shorter keys can be guessed
 
 Digests = tuple[tuple[str, bytes], ...]  # (client's name, SHA-256 of the key)
 
@@ -29,19 +29,19 @@ class Caller:
     control: bool
 
 
-OWNER = Caller("control-socket", True)  # who can open the socket's file is the server's own user, or root
+OWNER = Caller("control-socket", True)  # only the server's own user and root can open the socket's file
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Whoever holds a control key may call, too."""
+    """API keys may call; control keys may call and control."""
 
     api: Digests = ()
     control: Digests = ()
     sources: tuple[str | None, str | None] = field(default=(None, None), compare=False)
 
     def caller(self, key: bytes | None) -> Caller:
-        """Compares with every key, in constant time, so that the time does not tell which one was near."""
+        """Compares with every key in constant time, so that timing reveals nothing."""
         if key is None or not (self.api or self.control):
             return Caller(None, False)
         digest = hashlib.sha256(key).digest()
@@ -55,7 +55,7 @@ class Keys:
         return Caller(name, control)
 
     def again(self, environ: Mapping[str, str] = os.environ) -> Keys:
-        """Read anew from where these came from."""
+        """Read the keys again from the same files and variables."""
         return read_keys(*self.sources, environ=environ)
 
 

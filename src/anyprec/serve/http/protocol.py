@@ -1,7 +1,7 @@
 """The Open Inference Protocol v2 as bytes: a request's body in, a InferRequest out; outputs in, a response's body out.
 
 JSON tensors and binary ones (the "binary tensor data" extension), the "classification" extension, and our parameters
-`bits`, `min_bits` and `deadline_ms`. Knows no HTTP. Called by app.py; Signature is made by models.py.
+`bits`, `min_bits` and `deadline_ms`. Knows no HTTP. Called by readers.py and answers.py; models.py makes Signature.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from anyprec.widths import check_bits
 DTYPES = {"UINT8": "u1", "FP32": "<f4", "FP16": "<f2", "FP64": "<f8"}
 FLOATS = {"FP32", "FP16", "FP64"}
 INPUT = "input"
-LONGEST_S = 3600.0  # no deadline is further away
+LONGEST_S = 3600.0  # longest deadline
 
 
 class HttpError(InputError):
-    """A request that is answered with an HTTP status of its own; other InputErrors are 400."""
+    """An error answered with its own HTTP status; other InputErrors are 400."""
 
     def __init__(self, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class HttpError(InputError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """As the metadata describes it: -1 stands for any size."""
+    """Description of a tensor in the metadata; -1 stands for any size."""
 
     name: str
     datatype: str
@@ -51,7 +51,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a served model takes and gives."""
+    """Inputs, outputs and profiles of a served model."""
 
     input: Tensor  # its first axis is the batch
     takes_uint8: bool
@@ -61,8 +61,8 @@ class Signature:
     layout: str = "NCHW"
     max_batch: int = 32
     max_pixels: int = 1 << 20  # of one image, where the model leaves the size free
-    image_size: tuple[int, int] | None = None  # H, W it was made for, which posted files are brought to
-    preprocessing: Preprocessing | None = None  # how they are; None where the file does not say
+    image_size: tuple[int, int] | None = None  # H, W that posted images are resized to
+    preprocessing: Preprocessing | None = None  # of posted images; None where the file does not say
 
     @property
     def datatypes(self) -> tuple[str, ...]:
@@ -71,11 +71,11 @@ class Signature:
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """An output to send, and how."""
+    """An output that the client asked for, and its form."""
 
     number: int
     binary: bool = False
-    classes: int = 0  # so many labels with scores instead of the tensor
+    classes: int = 0  # send this many labels with scores instead of the tensor
 
 
 @dataclass(frozen=True)

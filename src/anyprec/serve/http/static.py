@@ -1,6 +1,6 @@
-"""The files of the page, read once from the folder page/ into memory; nothing a client sends ever becomes a path.
+"""The files of the page, read once from the folder page/ into memory; no client input is ever used as a path.
 
-Called by app.py at the start. Until the folder has an index.html, a few lines stand in for it.
+Called by app.py at the start. Without an index.html, a few lines of HTML are served instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPES = {
     ".ico": "image/x-icon",
     ".woff2": "font/woff2",
 }
-# Only what this server sends may run or be shown; dropped images are previewed from memory (blob:).
+# Only content of this server may run or be shown; dropped images are previewed from memory (blob:).
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -56,7 +56,7 @@ def make_file(body: bytes, suffix: str) -> File:
     tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:20].encode()
     headers = (
         (b"etag", tag),
-        (b"cache-control", b"no-cache"),  # asked for again each time, sent again only when it changed
+        (b"cache-control", b"no-cache"),  # revalidated each time, sent again only when it changed
         (b"content-security-policy", POLICY.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),

@@ -1,9 +1,9 @@
-"""The Ray Serve application: options in; replicas out that each hold their models and adapt their own widths.
+"""The Ray Serve application: options in; replicas out, each with its own models and adaptive widths.
 
     serve run anyprec.serve.ray.app:build model=/models/net.apm slo=50ms max_replicas=4
 
-A replica is the ASGI application of `anyprec serve` (app.py) with its own schedulers and latency tables; Ray's proxies
-stand before it, and scaling.py says when another is needed. docs/deploy.md describes it. Needs `anyprec[ray]`.
+A replica is the ASGI application of `anyprec serve` (http/app.py) behind Ray's proxies, with its own schedulers and
+latency tables; scaling.py decides when another is needed. docs/deploy.md describes it. Needs `anyprec[ray]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from anyprec.serve.scheduling.scheduler import Scheduler
 
 POLICY = "anyprec.serve.ray.scaling:scale"
 REPLICA_HEADER = b"x-anyprec-replica"
-SPARE = 128  # requests beyond a full queue: those that run, and those that ask for no inference
+SPARE = 128  # requests beyond a full queue: running ones, and those without inference
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -45,7 +45,7 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
     deployment: Any = serve.deployment(
         serve.ingress(front_door)(replica),
         name="anyprec",
-        # The queue is ours: it knows deadlines, and refuses what cannot be in time. Ray's would hide requests from it.
+        # We queue requests ourselves, since our queue knows deadlines; Ray's queue would hide requests from it.
         max_ongoing_requests=options.max_queue * len(options.model) + SPARE,
         max_queued_requests=options.max_queue,  # at a proxy, while no replica can take them
         autoscaling_config=AutoscalingConfig(
@@ -56,7 +56,7 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
             look_back_period_s=options.look_back,
             policy=AutoscalingPolicy(policy_function=POLICY),
         ),
-        health_check_period_s=3.0,  # a replica that died is replaced so soon
+        health_check_period_s=3.0,  # a dead replica is replaced this soon
         graceful_shutdown_timeout_s=30.0,
         ray_actor_options={"num_cpus": options.num_cpus or options.threads * options.engines},
         user_config={"policy": options.policy} if options.bits is None else {"bits": options.bits},
@@ -72,7 +72,7 @@ def front_door() -> ReplicaApp:
 
 
 class Replica:
-    """One process of the application. `here` is the one of this process."""
+    """One process of the application. `here` is the replica of this process."""
 
     here: ClassVar[Replica | None] = None
 
@@ -133,7 +133,7 @@ class Replica:
 
 
 class ReplicaApp:
-    """The application as Ray mounts it: without the route prefix, and saying which replica answered."""
+    """The application as Ray mounts it: strips the route prefix and adds a header that names the replica."""
 
     def __init__(self, app: App, name: str) -> None:
         self.app = app

@@ -1,7 +1,7 @@
 """Options of the Ray application: `key=value` strings, or `args` of a configuration file, in; Options out.
 
-Apart from ray/app.py, its only caller, because it needs no Ray. The names are those of `anyprec serve` where both have
-them; what Ray itself is told (address, port, TLS) is not here. docs/deploy.md has the table.
+Separate from ray/app.py, its only caller, because it needs no Ray. Options that `anyprec serve` has too have its names;
+what Ray itself is told (address, port, TLS) is not here. docs/deploy.md has the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Options:
 
     model: tuple[str, ...] = ()
     slo: float = 0.05
-    transit: float = 0.01  # of the target: for the way through Ray's proxy, in and out
+    transit: float = 0.01  # part of the target kept for the way through Ray's proxy, in and out
     policy: str = "adaptive"
     bits: int | str | None = None
     layout: str = "NCHW"

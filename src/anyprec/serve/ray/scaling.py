@@ -1,8 +1,8 @@
-"""Bits first, replicas second: how many replicas a load needs. Schedulers' numbers in, a number of replicas out.
+"""Autoscaling: widths adapt first, replicas second. Statistics of schedulers in, a number of replicas out.
 
-Each replica reports a range (report_of): how many like it the load it sees would keep busy at the narrowest width, and
-how many at the widest. As long as there are as many as the first and no more than the second, the widths adapt and the
-number stays (scale). Called by ray/app.py; Ray ships `scale` to its controller by value, so nothing here imports Ray.
+Each replica reports a range (report_of): how many replicas its load would keep busy at the narrowest width, and how
+many at the widest. While the number of replicas is within the range it stays, and only the widths adapt (scale). Called
+by ray/app.py; Ray pickles `scale` by value into its controller, so nothing here imports Ray.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 LEAST, MOST, SHORT = "anyprec_least", "anyprec_most", "anyprec_short"  # as Ray's context has them
 
-ROOM = 0.5  # of the SLO: no batch longer than that counts, for what comes meanwhile must still be in time
-NARROW = 0.5  # of the answers: from this share at the narrowest width on, misses are for want of replicas
-MISSES = 0.01  # of the requests: so many are endured
-EASE = 0.1  # replicas: a number near a whole one is not to go up and down with every breath
+ROOM = 0.5  # longest batch counted, as a fraction of the SLO: requests that arrive meanwhile must still be in time
+NARROW = 0.5  # share of answers at the narrowest width from which misses mean too few replicas
+MISSES = 0.01  # tolerated share of missed requests
+EASE = 0.1  # replicas of tolerance, so that the number does not flap near a whole number
 
 
 def report_of(
     stats: Iterable[Mapping[str, Any]], *, settle: int | str | None = None, busy: float = 0.7, engines: int = 1
 ) -> dict[str, float]:
-    """What one replica tells, from the `Scheduler.stats()` of its models.
+    """The report of one replica, from the `Scheduler.stats()` of its models.
 
-    settle: the width that is good enough to stay at; where it is too slow, replicas are added. None: the narrowest.
-    busy: the share of its time that an engine shall work at most.
+    settle: a width that is good enough to stay at; where it is too slow, replicas are added. None: the narrowest.
+    busy: highest utilization of an engine.
     """
     least = most = short = 0.0
     for one in stats:
@@ -38,7 +38,7 @@ def report_of(
 
 
 def ends(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
-    """The profile that may be stayed at, and the most accurate one."""
+    """The narrowest acceptable profile, and the most accurate one."""
     if stats["policy"] == "fixed":
         return str(stats["bits"]), str(stats["bits"])
     profiles = [level["profile"] for level in stats["levels"]]  # least accurate first
@@ -51,14 +51,14 @@ def ends(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
 
 
 def seconds_an_image(stats: Mapping[str, Any], profile: str) -> float:
-    """In the batch that serves most, of those that leave room within the target."""
+    """At the most efficient batch size that leaves room within the target."""
     cells = stats["table"]["ms"][profile]
     longest = ROOM * stats["slo_ms"]
     return 1e-3 * min(ms / int(images) for images, ms in cells.items() if int(images) == 1 or ms <= longest)
 
 
 def missed(stats: Mapping[str, Any], low: str) -> float:
-    """The share of the last seconds' requests that were not in time; 0 where widths could still have fallen."""
+    """The share of recent requests that missed their deadline; 0 where widths could still be lowered."""
     window = stats["window"]
     answers = window["bits_histogram"]
     total = sum(answers.values())
@@ -83,8 +83,8 @@ def scale(context: Any) -> tuple[int, dict[str, Any]]:
     least, most = sum(found[LEAST].values()), sum(found[MOST].values())
     wanted = min(max(now, math.ceil(least - EASE)), math.ceil(most + EASE) if most > 0 else 0)
     short = found.get(SHORT) or {0: 0.0}
-    # The table may be wrong, or bursts too steep: misses tell. But a client that asks for the impossible shall not
-    # bring up replicas for it: there must be work for them, too. One at a time, and not while one is starting.
+    # Misses show a wrong table or steep bursts. A client with impossible deadlines must not add replicas, so there must
+    # be work for them too. We add one at a time, and none while another is starting.
     if (
         sum(short.values()) > MISSES * len(short)
         and least > 0.5 * now
