@@ -1,4 +1,4 @@
-"""The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/bench.md (`make bench`).
+"""The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/results.md (`make bench`).
 
     python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick]
 
