@@ -65,7 +65,7 @@ format: $(READY)
 # A broken link or anchor fails. Material prints a note on its own future; it is not ours to act on.
 docs: $(READY)
 	$(PIP) -e '.[docs]' --no-build-isolation
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 coverage: $(READY)

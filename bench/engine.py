@@ -2,10 +2,11 @@
 
     python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick]
 
-Weights are random: speed does not depend on them. ResNet-50 and -18 of the zoo are pre-activation networks, whose norms
-after each sum no tool can fold away. So that the comparison is not about those, their rivals get the ordinary
-post-activation ResNet of the same layers, the form those tools are tuned for; other rivals get the float twin of the
-file itself. Results go to bench/results/engine_CPU_ISA.csv.
+Weights are random. Speed depends on them only at 8 bit and AVX2, for which `resnet50-broad-weights` and its like are
+there. ResNet-50 and -18 of the zoo are pre-activation networks, whose norms after each sum no tool can fold away. So
+that the comparison is not about those, their rivals get the ordinary post-activation ResNet of the same layers, the
+form those tools are tuned for; other rivals get the float twin of the file itself. Results go to
+bench/results/engine_CPU_ISA.csv.
 """
 
 from __future__ import annotations
