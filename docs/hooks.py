@@ -69,7 +69,9 @@ def options_of(verb: str) -> str:
 
 
 def _names(action: argparse.Action) -> str:
-    value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper())
+    value = action.metavar or (
+        "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    )
     value = " ".join(value) if isinstance(value, tuple) else value
     if not action.option_strings:
         return f"`{_escaped(str(value))}`"
@@ -114,4 +116,6 @@ def _without(entry, missing):
 
 
 def _is_missing(entry, missing) -> bool:
-    return entry in missing if isinstance(entry, str) else any(v in missing for v in entry.values() if isinstance(v, str))
+    return (
+        entry in missing if isinstance(entry, str) else any(v in missing for v in entry.values() if isinstance(v, str))
+    )

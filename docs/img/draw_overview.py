@@ -40,15 +40,21 @@ def main() -> None:
 
     ours, rival = resnet50()
     bars = right.barh([f"{k} bit" for k in ours], list(ours.values()), color=[COLORS[k] for k in ours])
-    right.bar_label(bars, fmt="%.1f", padding=-28, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+    right.bar_label(
+        bars, fmt="%.1f", padding=-28, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    )
     right.axvline(rival, color="#555555", linewidth=1.2, linestyle="--")
-    right.annotate(f"OpenVINO int8\n{rival:.1f} ms", (rival, 0.55), textcoords="offset points", xytext=(6, 0), fontsize=9)
+    right.annotate(
+        f"OpenVINO int8\n{rival:.1f} ms", (rival, 0.55), textcoords="offset points", xytext=(6, 0), fontsize=9
+    )
     right.set(xlim=(0, 75), xlabel="milliseconds an image")
     right.set_title("ResNet-50 at 224 x 224 (random weights)", fontsize=10)
     for axes in (left, right):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    figure.text(0.5, 0.005, "One core of an Intel Xeon, everyone held to AVX2", ha="center", fontsize=8, color="#555555")
+    figure.text(
+        0.5, 0.005, "One core of an Intel Xeon, everyone held to AVX2", ha="center", fontsize=8, color="#555555"
+    )
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(HERE / "overview.png")
 
