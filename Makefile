@@ -62,11 +62,13 @@ format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP)
 
-# A broken link or anchor fails. Material prints a note on its own future; it is not ours to act on.
-docs: $(READY)
-	$(PIP) -e '.[docs]' --no-build-isolation
+$(VENV)/.docs: pyproject.toml constraints.txt | $(READY)
+	$(PIP) mkdocs-material 'mkdocstrings[python]'
+	touch $@
+
+# A broken link or anchor fails. Material prints a note about its own future, which is switched off.
+docs: $(READY) $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html"
 
 coverage: $(READY)
 	$(PYTEST) --cov=anyprec --cov-report=term --cov-report=html:build/coverage

@@ -25,6 +25,7 @@ ROOT_PAGES = {
     "README.md": "index.md",
 }
 SOURCES = {site: root for root, site in ROOT_PAGES.items() if root != "README.md"}
+SHIM = "https://unpkg.com/iframe-worker/shim"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -52,6 +53,15 @@ def on_page_markdown(markdown, page, config, files):
     parts = FENCE.split(markdown)
     parts[::2] = [LINK.sub(lambda match: _link(match, uri), part) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_post_page(output, page, config):
+    """No script from elsewhere: ours stands for the one that Material's plugin `offline` would fetch."""
+    return output.replace(SHIM, posixpath.relpath("file_search.js", posixpath.dirname(page.url) or "."))
+
+
+def on_post_template(output, template_name, config):
+    return output.replace(SHIM, "/file_search.js")  # 404.html, which only a server shows
 
 
 def options_of(verb: str) -> str:
