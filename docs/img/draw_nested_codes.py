@@ -37,7 +37,8 @@ def main() -> None:
     width, height = LEFT + 8 * CELL + 24, bottom + 22 + 24 * 3 + 18
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="sans-serif"><rect width="{width}" height="{height}" fill="#ffffff" rx="6"/>{"".join(parts)}</svg>\n'
+        f'font-family="sans-serif"><rect width="{width}" height="{height}" fill="#ffffff" rx="6"/>'
+        f"{''.join(parts)}</svg>\n"
     )
     Path(__file__).with_name("nested_codes.svg").write_text(svg, encoding="utf-8")
 
