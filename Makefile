@@ -5,7 +5,8 @@
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
 #   make fuzz    fuzzes both readers, MINUTES=10 each
-#   make bench   a joint training step against a plain one; the engine against other engines (docs/bench.md)
+#   make docs    the documentation site, in build/site; `make coverage` which lines the tests reach
+#   make bench   a joint training step against a plain one; the engine against other engines (docs/results.md)
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +22,7 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # a test took longer than its limit, ends the run: xdist would start it anew, and may then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow check format bench native-test sanitize fuzz clean
+.PHONY: setup demo test slow check format docs coverage bench native-test sanitize fuzz clean
 
 setup: $(READY)
 
@@ -60,6 +61,17 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP)
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(READY)
+	$(PIP) mkdocs-material 'mkdocstrings[python]'
+	touch $@
+
+# A broken link or anchor fails. Material prints a note about its own future, which is switched off.
+docs: $(READY) $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+coverage: $(READY)
+	$(PYTEST) --cov=anyprec --cov-report=term --cov-report=html:build/coverage
 
 bench: $(READY)
 	$(PIP) -e '.[train,dev,bench]' --no-build-isolation

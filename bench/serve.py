@@ -1,4 +1,4 @@
-"""What precision as the knob is worth in a server, measured on this machine: the tables of docs/loadtest.md.
+"""What precision as the knob is worth in a server, measured on this machine: the tables of docs/results.md.
 
     python bench/serve.py NET.apm [--dataset cifar10 --data DIR] [--quick] [--work build/bench_serve] [--only grid,step]
 

@@ -1,8 +1,8 @@
 """Draws camvid.png: what a model file says of some test images of CamVid at each width.
 
 python docs/img/draw_camvid.py NET.apm DATA_DIR [PICTURE.png]; needs Pillow and the engine. The picture in
-docs/segmentation.md shows the answers alone: the data set is for research, and its images are not ours to hand on. With
-a name of your own for the picture, images and labels stand beside them.
+docs/guides/segmentation.md shows the answers alone: the data set is for research, and its images are not ours to hand
+on. With a name of your own for the picture, images and labels stand beside them.
 """
 
 import sys

@@ -30,7 +30,7 @@ def main() -> None:
             )
             places = [k + 0.4 * (i - 0.5) for k in range(len(WIDTHS))]
             bars = axes.bar(places, [speed[k] for k in WIDTHS], 0.38, color=COLORS[net], label=title)
-            if path.stem.endswith("avx2"):  # nowhere else do weights matter: docs/bench.md
+            if path.stem.endswith("avx2"):  # nowhere else do weights matter: docs/results.md
                 axes.hlines(
                     wide["8"], places[0] - 0.19, places[0] + 0.19, color="black", linewidth=1.5,
                     label="8 bit, weights of wide distribution" if net == list(NETS)[-1] else None,

@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run side by side (default: 1)"
     )
-    how.add_argument(
-        "--pin", action="store_true", help="reserve one core for HTTP; for machines with nothing else to do"
-    )
+    how.add_argument("--pin", action="store_true", help="reserve one core for HTTP, on a machine of its own")
     how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
     how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
     how.add_argument(
@@ -96,14 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=delay,
         default=0.0,
         metavar="TIME",
-        help="keep serving this long as not ready (default: 0s)",
+        help="serve this long as not ready (default: 0s)",
     )
     logs.add_argument(
         "--drain-timeout",
         type=delay,
         default=30.0,
         metavar="TIME",
-        help="longest wait for answers at the end (default: 30s)",
+        help="longest wait for answers (default: 30s)",
     )
 
 
