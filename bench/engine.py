@@ -1,9 +1,9 @@
-"""The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/bench.md (`make bench`).
+"""The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/cli/bench.md (`make bench`).
 
     python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick]
 
 Weights are random. Speed depends on them only at 8 bit with AVX2, where large pairs of weights need extra steps: so the
-ResNets also run with weights of wide distribution, as docs/bench.md says. ResNet-50 and -18 of the zoo are
+ResNets also run with weights of wide distribution, as docs/cli/bench.md says. ResNet-50 and -18 of the zoo are
 pre-activation networks, whose norms after each sum no tool can fold away. So that the comparison is not about those,
 their rivals get the ordinary post-activation ResNet of the same layers, the form those tools are tuned for; other
 rivals get the float twin of the file itself. Results go to bench/results/engine_CPU_ISA.csv.

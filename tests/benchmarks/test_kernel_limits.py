@@ -22,7 +22,7 @@ def test_every_kernel_has_a_limit(isa):
 
 @pytest.mark.parametrize(
     "isa, kernel, intel, amd",
-    [  # as docs/bench.md has them; AMD's are those of a core whose additions cost no multiplication
+    [  # as docs/cli/bench.md has them; AMD's are those of a core whose additions cost no multiplication
         ("avx2", "fma", 16, 16),
         ("avx2", "vpmaddwd", 24, 32),
         ("avx2", "vpmaddubsw, 4 bit", 48, 64),

@@ -58,7 +58,7 @@ def pair(kind, args, options, name="nested", act=None) -> tuple[nn.Module, AnyLa
 
 
 def reference_weight(layer: AnyLayer, name: str, bits: int) -> Tensor:
-    """The arithmetic of docs/quantizers.md in numpy."""
+    """The arithmetic of docs/concepts/quantizers.md in numpy."""
     w = layer.weight.detach().numpy()
     if name == "lsq":
         x = np.clip(w / (2 * layer.quantizer.range.item()), -0.5, 0.5) + 0.5

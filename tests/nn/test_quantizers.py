@@ -246,7 +246,7 @@ def test_worked_example():
 
 
 def test_worked_numbers_of_the_page():
-    """docs/quantizers.md, "Worked numbers" and "Gradient"."""
+    """docs/concepts/quantizers.md, "Worked numbers" and "Gradient"."""
     w = torch.tensor([0.80, 0.30, -0.10, -0.45], requires_grad=True)
     nested, dorefa = make_quantizer("nested", WIDTHS), make_quantizer("dorefa", WIDTHS)
     x = nested.normalize(w)

@@ -1,7 +1,7 @@
 """Adversarial images (FGSM, PGD) against one width, and what every other width makes of them (paper, Appendix A.2).
 
 A model and a data set in; `attack_matrix` gives attacked width x defending width, accuracies in percent, with the
-defense of a width drawn at random per image beside them. Called by cli_attack.py and by users. docs/attack.md.
+defense of a width drawn at random per image beside them. Called by cli/attack.py and by users. docs/cli/attack.md.
 """
 
 from __future__ import annotations

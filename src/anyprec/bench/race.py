@@ -1,7 +1,7 @@
 """What `anyprec bench` measures: a model file at each width, and the rivals, per batch and number of threads.
 
 bench(...) -> Bench: rows of figures, the machine, notes. For every batch and thread count all contestants are started,
-raced (timing.py) and ended. Called by cli_bench.py and bench/engine.py.
+raced (timing.py) and ended. Called by cli/bench.py and bench/engine.py.
 """
 
 from __future__ import annotations

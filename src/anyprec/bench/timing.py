@@ -1,7 +1,7 @@
 """A fair race: contestants in, times out. Every round gives each a turn, one after the other; figures are medians.
 
 What slows a machine down for a second then slows all alike, and ratios are taken round by round. A Contestant is a
-process (contestant.py). Called by `anyprec bench` (cli_bench.py) and bench/engine.py.
+process (contestant.py). Called by `anyprec bench` (cli/bench.py) and bench/engine.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`anyprec serve net.apm --slo 50ms`: serve model files over HTTP within a latency target. Called by anyprec.cli.
 
-Reads the options, loads and measures the models, and starts the server. docs/serve.md describes it all.
+Reads the options, loads and measures the models, and starts the server. docs/cli/serve.md describes it all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ActQuantizer: activations and a width in, rounded activations (or codes) and a straight-through gradient out.
 
 Unsigned or signed, with a range that is fixed, calibrated from data (`fit`) or learned. Equations: paper, section
-"Training"; docs/quantizers.md. Called by layers.py.
+"Training"; docs/concepts/quantizers.md. Called by layers.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A model and a few unlabeled training batches come in; then the model runs at `widths` and `profiles` too, and
 its outputs at every other width are what they were, bit for bit. The paper fills in 3, 5, 6 and 7 bit so.
-Called by users, run.py and cli_calibrate.py. Why each part is done as it is: docs/calibrate.md.
+Called by users, run.py and cli/calibrate.py. Why each part is done as it is: docs/cli/calibrate.md.
 """
 
 from __future__ import annotations

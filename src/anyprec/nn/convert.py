@@ -2,7 +2,7 @@
 
 Float weights carry over as the same parameters, so tied ones stay tied, and at 32 bits the converted network
 gives what the original gave. Each any-layer quantizes its own input, so functional activations and identity
-shortcuts need no change. Which modules change is decided in survey.py.
+shortcuts need no change. Which modules change is decided in candidates.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `AnyConv1d`, `AnyConv2d`, `AnyConvTranspose2d`, `AnyLinear` are subclasses of the torch layers they stand for,
 with two quantizers: one for the weight and, unless the network shares one between layers (`act=None`), one
 for their own input. So an identity shortcut around them stays unquantized. Built by zoo/ and convert.py;
-switched by switch.py.
+switched by switching.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A key is a width ('1'..'8', '32') or the name of a mixed profile. Batch norms keep (gamma, beta, mean,
 variance) per key, layer and group norms (gamma, beta). `BatchNorm1d/2d` here are torch's, able to share their
 batch statistics between processes on any device (torch's SyncBatchNorm is for GPUs alone). Switched by
-switch.py.
+switching.py.
 """
 
 from __future__ import annotations

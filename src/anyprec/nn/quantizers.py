@@ -3,7 +3,7 @@
 `Nested` (default), `DoReFa`, `Lsq`, listed in QUANTIZERS; act_quantizer.py has that of activations. Every quantizer
 works in two halves, so that a joint step pays for the first one once, whatever the number of widths: `normalize(w)`,
 x in [0, 1], and `magnitude(w)` know no width; `weight(x, w, bits)` snaps x to the grid of one. Equations: paper,
-section "Training"; `nested` is ours; docs/quantizers.md. Called by layers.py.
+section "Training"; `nested` is ours; docs/concepts/quantizers.md. Called by layers.py.
 """
 
 from __future__ import annotations

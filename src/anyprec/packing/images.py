@@ -1,6 +1,6 @@
 """Images that `pack` runs the module and the file on: an example in, a few of its images and seeded noise out.
 
-Called by packing.py, verify.py and cli_pack.py.
+Called by packing.py, verify.py and cli/pack.py.
 """
 
 from __future__ import annotations

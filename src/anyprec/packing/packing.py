@@ -1,6 +1,6 @@
 """`pack`: a trained any-precision module and an example in, a model file and a PackReport out.
 
-Called by users and cli_pack.py. `make_graph` does all but the writing; verify.py compares what was written with the
+Called by users and cli/pack.py. `make_graph` does all but the writing; verify.py compares what was written with the
 module before the file gets its name. Bits, mode and buffers of the model are left as they were.
 """
 

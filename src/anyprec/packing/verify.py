@@ -4,7 +4,7 @@ Float sums in another order move single values across the border between two cod
 outputs alone cannot tell rounding from a mistake. So the module is led along the file. At every quantizer the file's
 codes are compared with the module's, given the same codes before: they must be equal, or the module's number must lie
 at the border between the two. Then the module goes on with the file's codes. No difference grows, a wrong operation
-shows where it happens, and the outputs must agree but for float rounding. docs/pack.md, "The check".
+shows where it happens, and the outputs must agree but for float rounding. docs/cli/pack.md, "The check".
 """
 
 from __future__ import annotations

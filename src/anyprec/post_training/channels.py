@@ -1,7 +1,7 @@
 """Channels of a tensor, each with its own range and bits: statistics, bit allocation, rounding, bias correction.
 
 Tensors (channels, values) in and out. The parts of ACIQ that know no network; aciq.py puts them into layers. Equations
-are those of Banner et al. (2019); docs/ptq.md derives them.
+are those of Banner et al. (2019); docs/cli/ptq.md derives them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A prior ("laplace", "gauss") and a width in; the clip in units of the prior's scale out. After Banner et al.,
 "Post training 4-bit quantization of convolutional networks for rapid-deployment" (NeurIPS 2019); derived in
-docs/ptq.md. Numbers alone, no tensors. Called by aciq.py.
+docs/cli/ptq.md. Numbers alone, no tensors. Called by aciq.py.
 """
 
 from __future__ import annotations

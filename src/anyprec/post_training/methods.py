@@ -1,7 +1,7 @@
 """`ptq`: a float network, some batches and a method in, a network that switches widths out. No training.
 
 "bs": weights as nested 8-bit codes, cut to k bits; norms as they are. "bc": the same, and batch-norm statistics made
-anew for each width. "aciq": see aciq.py. Called by users, cli_ptq.py and the experiment of the paper's Table 3.
+anew for each width. "aciq": see aciq.py. Called by users, cli/ptq.py and the experiment of the paper's Table 3.
 """
 
 from __future__ import annotations

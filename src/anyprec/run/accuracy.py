@@ -1,6 +1,6 @@
 """Accuracy, latency and bytes of a packed model at each of its profiles: a test set in, a row per profile out.
 
-No torch: the engine runs the images, `data` reads them. Called by cli_run.py.
+No torch: the engine runs the images, `data` reads them. Called by cli/run.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The picture of what `anyprec run --dataset` measures: accuracy and latency against bits, side by side.
 
-draw(rows, title, path) is called by cli_run.py; Matplotlib is an extra.
+draw(rows, title, path) is called by cli/run.py; Matplotlib is an extra.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Images as a user names them, arrays (.npy), image files and folders, in; batches a packed model takes, out.
 
-`find_files` expands folders, `read_batches` reads one file. Pillow, for image files, is an extra. Called by cli_run.py,
+`find_files` expands folders, `read_batches` reads one file. Pillow, for image files, is an extra. Called by cli/run.py,
 predict.py and accuracy.py.
 """
 

@@ -1,6 +1,6 @@
 """Scores into answers: one image's output in, its most likely classes with label and probability out. No torch.
 
-The one place that makes them, for `PackedModel.predict` (predict.py), `anyprec run` (cli_run.py) and the server's
+The one place that makes them, for `PackedModel.predict` (predict.py), `anyprec run` (cli/run.py) and the server's
 /classify (serve/routes.py): all three give the same labels and probabilities for the same scores.
 """
 

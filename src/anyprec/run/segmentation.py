@@ -2,7 +2,7 @@
 
 `measure_masks` is what `measure` of accuracy.py does for data with masks; `save_masks` writes, for one image and
 profile, the mask (a palette PNG whose pixels are class numbers) and the image under the mask's colors. Called by
-accuracy.py and cli_run.py; colors are for docs and pictures too.
+accuracy.py and cli/run.py; colors are for docs and pictures too.
 """
 
 from __future__ import annotations

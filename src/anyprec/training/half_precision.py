@@ -2,7 +2,7 @@
 
 On CPUs with AMX whose hypervisor hides part of CPUID, oneDNN's bf16 products end the process with an illegal
 instruction. `hold_onednn` finds the most capable instruction set at which they work and sets ONEDNN_MAX_CPU_ISA to it.
-oneDNN reads that variable once, so this module imports no torch: cli_train.py and the tests call it before they do.
+oneDNN reads that variable once, so this module imports no torch: cli/train.py and the tests call it before they do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Three layouts: the CIFAR ResNet, CNN-8 and the ImageNet bottleneck ResNet. Widths, depth, channel multiplier,
 classes and input channels are read off names and shapes; the quantizer is theirs, 'dorefa'. Called by users
-and by cli_import.py.
+and by cli/import.py.
 """
 
 from __future__ import annotations

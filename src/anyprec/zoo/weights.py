@@ -1,7 +1,7 @@
 """Weights from elsewhere: `read_state_dict` reads a torch file without executing anything in it, `load_float`
 puts float weights into a zoo network, `load_exact` loads a state dict that must fit in every name and shape.
 
-Called by reference.py and cli_import.py. Files of our own are read by train/checkpoint.py.
+Called by reference.py and cli/import.py. Files of our own are read by training/checkpoint.py.
 """
 
 from __future__ import annotations

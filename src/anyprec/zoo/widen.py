@@ -3,7 +3,7 @@ same answers as before, and a little noise lets the copies grow apart (after Net
 arXiv:1511.05641).
 
 A step of a wide network takes many times as long; starting from a narrow one saves most of the steps. Called by
-train/run.py when `init` names a narrower network of the same kind.
+training/run.py when `init` names a narrower network of the same kind.
 """
 
 from __future__ import annotations

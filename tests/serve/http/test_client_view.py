@@ -120,7 +120,7 @@ def test_metrics_of_policy_and_widths(model_path):
 
 
 def test_the_docs_list_every_metric_and_no_other(server):
-    docs = (Path(__file__).parents[3] / "docs/serve.md").read_text()
+    docs = (Path(__file__).parents[3] / "docs/cli/serve.md").read_text()
     listed = set(re.findall(r"`(anyprec_[a-z_]+)", docs.partition("## Metrics")[2].partition("\n## ")[0]))
     assert infer(server.port, images()).status == 200
     time.sleep(1.1)  # the expected accuracy is that of full seconds

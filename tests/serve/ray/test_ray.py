@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             process.stdout.close()
 
 
-# --- a client that tries again, as docs/deploy.md says ---
+# --- a client that tries again, as docs/guides/deploy.md says ---
 
 
 @dataclass

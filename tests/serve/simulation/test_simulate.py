@@ -1,4 +1,4 @@
-"""The simulator: known queues come out as theory says, and the policy as docs/policy.md says."""
+"""The simulator: known queues come out as theory says, and the policy as docs/concepts/policy.md says."""
 
 import math
 from dataclasses import replace

@@ -3,7 +3,7 @@
     serve run anyprec.serve.ray.app:build model=/models/net.apm slo=50ms max_replicas=4
 
 A replica is the ASGI application of `anyprec serve` (http/app.py) behind Ray's proxies, with its own schedulers and
-latency tables; scaling.py decides when another is needed. docs/deploy.md describes it. Needs `anyprec[ray]`.
+latency tables; scaling.py decides when another is needed. docs/guides/deploy.md describes it. Needs `anyprec[ray]`.
 """
 
 from __future__ import annotations

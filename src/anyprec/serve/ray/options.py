@@ -1,7 +1,7 @@
 """Options of the Ray application: `key=value` strings, or `args` of a configuration file, in; Options out.
 
 Separate from ray/app.py, its only caller, because it needs no Ray. Options that `anyprec serve` has too have its names;
-what Ray itself is told (address, port, TLS) is not here. docs/deploy.md has the table.
+what Ray itself is told (address, port, TLS) is not here. docs/guides/deploy.md has the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Policies: the width and the size of the next batch. Pure functions of their input, shared by server and simulator.
 
 In: PolicyInput (the queue, most urgent request first; the latency table; the time). Out: Choice. Called by core.py.
-docs/policy.md explains how `adaptive` decides and what it was measured against.
+docs/concepts/policy.md explains how `adaptive` decides and what it was measured against.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     highest_rate(setup, attainment=0.99)                    the highest load that meets the target
     grid(setup, loads, cv2s, policies)                      every policy at every load and burstiness
 
-Called by `anyprec simulate`; grid is the table of docs/policy.md.
+Called by `anyprec simulate`; grid is the table of docs/concepts/policy.md.
 """
 
 from __future__ import annotations

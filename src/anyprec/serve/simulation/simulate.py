@@ -43,7 +43,7 @@ QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Autoscale:
-    """Adds and removes servers; meanwhile the width absorbs the load. docs/simulate.md has the rule."""
+    """Adds and removes servers; meanwhile the width absorbs the load. docs/cli/simulate.md has the rule."""
 
     most: int
     least: int = 1
