@@ -1,6 +1,6 @@
 """`anyprec simulate MODEL --arrivals gamma:400:4 --slo 20ms`: a server, or a fleet, in virtual time.
 
-Takes a model file, which is timed first, or a latency table (JSON, see docs/cli/simulate.md). Answers what attainment and
+Takes a model file, which is timed first, or a latency table (docs/cli/simulate.md). Answers what attainment and
 accuracy a load gets, how many servers it needs (--find-servers), what load they hold (--find-rate), and how policies
 compare over loads and bursts (--grid). Called by anyprec.cli.
 """

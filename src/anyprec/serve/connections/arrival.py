@@ -36,7 +36,7 @@ def arrival_time(sock: Any) -> float:
         return now
     try:
         (ago_ms,) = LAST_DATA_RECV.unpack(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, LAST_DATA_RECV.size))
-        ticks = round(1e-3 * ago_ms / TICK_S)
+        ticks: int = round(1e-3 * ago_ms / TICK_S)
         return now - max(0, ticks - 1) * TICK_S
     except (OSError, struct.error):  # a Unix socket, or one that was closed meanwhile
         return now

@@ -88,7 +88,8 @@ class Server(uvicorn.Server):
         tls = self.config.ssl
 
         def connect(kind: Any = self.kind) -> Connection:
-            return kind(config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
+            made: Connection = kind(config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
+            return made
 
         for listener in sockets or ():
             if is_unix(listener):

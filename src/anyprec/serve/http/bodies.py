@@ -100,7 +100,7 @@ class BodyReader:
     async def _decompress(self, http: HttpExchange, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"deflate"):
             raise HttpError(415, "content-encoding must be gzip or deflate", ((b"accept-encoding", b"gzip, deflate"),))
-        found = await self._run_in_pool(inflate, body, encoding == b"gzip", self.limits.body)
+        found: bytes = await self._run_in_pool(inflate, body, encoding == b"gzip", self.limits.body)
         self.hold(http, len(found))
         return found
 

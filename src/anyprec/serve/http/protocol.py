@@ -283,7 +283,7 @@ def read_min_bits(least: Any, bits: Any, signature: Signature) -> int:
         raise InputError(f"min_bits={least} is above what this model has: {', '.join(signature.profiles)}")
     if isinstance(bits, int) and bits < least:
         raise InputError(f"bits={bits} is below min_bits={least}; give one of them")
-    return least
+    return int(least)
 
 
 def read_deadline(parameters: Mapping[str, Any]) -> float | None:

@@ -55,7 +55,7 @@ class Metrics:
     """Metrics of one server. Models are registered beforehand, so no request can create a new label."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        disable_created_metrics()  # one more line per counter, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more line per counter, which nobody reads
         self.clock = clock
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector):

@@ -52,8 +52,8 @@ def ends(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
 
 def seconds_an_image(stats: Mapping[str, Any], profile: str) -> float:
     """At the most efficient batch size that leaves room within the target."""
-    cells = stats["table"]["ms"][profile]
-    longest = ROOM * stats["slo_ms"]
+    cells: dict[str, float] = stats["table"]["ms"][profile]
+    longest: float = ROOM * stats["slo_ms"]
     return 1e-3 * min(ms / int(images) for images, ms in cells.items() if int(images) == 1 or ms <= longest)
 
 
