@@ -34,7 +34,10 @@ def test_the_hint_of_curl_works(server, photo):
 
     hint = curl("curl", "-F", "image=@photo.jpg", f"http://127.0.0.1:{server.port}{PATH}")["error"]
     assert "\n" not in hint
-    answer = curl(*hint.partition("send the file itself: ")[2].split())
+    for _ in range(5):  # on a busy machine the deadline may pass
+        answer = curl(*hint.partition("send the file itself: ")[2].split())
+        if "results" in answer:
+            break
     assert answer["results"][0]["labels"]
 
 
