@@ -1,6 +1,6 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
-#   make demo    train on the embedded digits, pack, run natively at every width: accuracy, latency, bytes, a picture
+#   make demo    train on the embedded digits, pack, run natively at every width; then what bits buy on this CPU
 #   make test    the tests; `make slow` the long ones
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
@@ -44,6 +44,9 @@ demo: $(READY)
 	$(BIN)/anyprec evaluate runs/demo --widths 1-8,32 --save
 	$(BIN)/anyprec pack runs/demo --float --out runs/demo/digits.apm
 	$(BIN)/anyprec run runs/demo/digits.apm --dataset digits $(PICTURE)
+	@printf '\nWhat bits buy on this machine: a VGG for CIFAR-10 that comes with anyprec (118 million multiply-adds)\n'
+	$(BIN)/anyprec info
+	$(BIN)/anyprec bench cifar10-vgg --bits 1,2,4,8 --rivals none --rounds 15
 
 test: $(READY)
 	$(PYTEST)
