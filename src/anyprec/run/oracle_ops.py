@@ -149,10 +149,10 @@ def conv_codes(
 def conv_float(
     x: np.ndarray, w: np.ndarray, groups: int, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
-    """acc = fma(x, w, acc) in the order of K, or in quads: (N, OH, OW, out) float32."""
+    """acc = fma(x, w, acc) in the order of K, or by Toom-Cook: (N, OH, OW, out) float32."""
     out, kh, kw, inside = w.shape
     if groups == 1 and set(stride) == {2} and set(dilation) == {1} and min(kh, kw) >= 5 and max(kh, kw) <= 8:
-        return conv_quads(x, w, pad)
+        return conv_toom_cook(x, w, pad)
     (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation)
     split = x.reshape(*x.shape[:3], groups, inside, 1).astype(F64)
     w = w.reshape(groups, out // groups, kh, kw, inside).astype(F64)
@@ -164,9 +164,9 @@ def conv_float(
     return acc.reshape(x.shape[0], oh, ow, out)
 
 
-QUAD_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, -0.5)
-QUAD_DIVISORS = (2.0, -9.0, 3.0, 60.0, -36.0, -1.40625)
-QUAD_INPUT = (
+TOOM_COOK_POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, -0.5)
+TOOM_COOK_DIVISORS = (2.0, -9.0, 3.0, 60.0, -36.0, -1.40625)
+TOOM_COOK_INPUT = (
     (2, 4, -2.5, -5, 0.5, 1, 0),
     (0, -2, -6, -3.5, 1.5, 1, 0),
     (0, 2, 2, -4.5, -0.5, 1, 0),
@@ -177,7 +177,7 @@ QUAD_INPUT = (
 )
 
 
-def conv_quads(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
+def conv_toom_cook(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
     """Toom-Cook, 4 x 4 outputs at a time, by 49 products per channel of 2 x 2 pixels: ARITHMETIC.md, section 4."""
     batch, out, inside = x.shape[0], w.shape[0], w.shape[3]
     (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (2, 2), pad, (1, 1))
@@ -195,35 +195,35 @@ def conv_quads(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
     g[:, : w.shape[1], : w.shape[2]] = w
     g = two_by_two(g, 4, 4)
 
-    u = quad_weights(quad_weights(g, 2), 1).astype(F32)  # (out, 7, 7, 4 in)
-    v = quad_input(quad_input(d, 2, wide), 1, high)  # (N, high, 7, wide, 7, 4 in)
+    u = toom_cook_weights(toom_cook_weights(g, 2), 1).astype(F32)  # (out, 7, 7, 4 in)
+    v = toom_cook_input(toom_cook_input(d, 2, wide), 1, high)  # (N, high, 7, wide, 7, 4 in)
     m = np.zeros((*v.shape[:-1], out), F32)
     for k in range(4 * inside):
         weights = u[..., k].transpose(1, 2, 0)  # (7, 7, out)
         m = fma(v[..., k, None], weights[None, None, :, None], m)
-    y = quad_outputs(quad_outputs(m, 4), 2)  # (N, high, 4, wide, 4, out)
+    y = toom_cook_outputs(toom_cook_outputs(m, 4), 2)  # (N, high, 4, wide, 4, out)
     return y.reshape(batch, 4 * high, 4 * wide, out)[:, :oh, :ow]
 
 
-def quad_weights(g: np.ndarray, axis: int) -> np.ndarray:
+def toom_cook_weights(g: np.ndarray, axis: int) -> np.ndarray:
     """G g along an axis: 4 -> 7, in double precision."""
     g0, g1, g2, g3 = np.moveaxis(g, axis, 0)
-    points = zip(QUAD_POINTS, QUAD_DIVISORS, strict=True)
+    points = zip(TOOM_COOK_POINTS, TOOM_COOK_DIVISORS, strict=True)
     return np.stack([(((g3 * p + g2) * p + g1) * p + g0) / f for p, f in points] + [g3], axis)
 
 
-def quad_input(d: np.ndarray, axis: int, quads: int) -> np.ndarray:
-    """B'd along an axis: 4 quads + 3 -> (quads, 7)."""
+def toom_cook_input(d: np.ndarray, axis: int, tiles: int) -> np.ndarray:
+    """B'd along an axis: 4 tiles + 3 -> (tiles, 7)."""
     d = np.moveaxis(d, axis, 0)
-    v = np.zeros((len(QUAD_INPUT), quads, *d.shape[1:]), F32)
-    for position, factors in enumerate(QUAD_INPUT):
+    v = np.zeros((len(TOOM_COOK_INPUT), tiles, *d.shape[1:]), F32)
+    for position, factors in enumerate(TOOM_COOK_INPUT):
         for i, factor in enumerate(factors):
             if factor:
-                v[position] = fma(np.array(factor, F32), d[i : i + 4 * quads : 4], v[position])
+                v[position] = fma(np.array(factor, F32), d[i : i + 4 * tiles : 4], v[position])
     return np.moveaxis(v, (1, 0), (axis, axis + 1))
 
 
-def quad_outputs(m: np.ndarray, axis: int) -> np.ndarray:
+def toom_cook_outputs(m: np.ndarray, axis: int) -> np.ndarray:
     """A'm along an axis: 7 -> 4."""
     m0, m1, m2, m3, m4, m5, m6 = np.moveaxis(m, axis, 0)
     sum1, difference1, sum2, difference2 = m1 + m2, m1 - m2, m3 + m4, m3 - m4
