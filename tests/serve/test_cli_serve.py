@@ -24,7 +24,7 @@ def test_what_is_not_given_is_the_servers_own_default():
     limits = made.app.models.settings.limits
     assert (limits.max_batch, limits.max_queue) == (32, 1024)
     assert made.app.models.settings.max_pixels == 1 << 20
-    bounds = made.app.bounds
+    bounds = made.app.limits
     assert (bounds.body, bounds.json, bounds.answer_json, bounds.held) == (16 << 20, 4 << 20, 64 << 20, 512 << 20)
     assert bounds.image_s == 5
 
@@ -32,7 +32,7 @@ def test_what_is_not_given_is_the_servers_own_default():
 def test_what_is_given_reaches_the_server():
     made = server("--max-batch", "8", "--max-body", "1MiB", "--image-timeout", "2s", "--bits", "4")
     assert made.app.models.settings.limits.max_batch == 8 and made.app.models.settings.limits.max_queue == 1024
-    assert made.app.bounds.body == 1 << 20 and made.app.bounds.image_s == 2
+    assert made.app.limits.body == 1 << 20 and made.app.limits.image_s == 2
     assert (made.app.models.settings.policy, made.app.models.settings.bits) == ("fixed", 4)
 
 

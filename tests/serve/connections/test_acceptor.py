@@ -163,3 +163,26 @@ def test_what_is_seen_of_a_connection(listener, dial, raw, close, probe, given_u
         time.sleep(0.05)
         assert may_be_probe(taken) == probe
         assert is_given_up(taken) == (given_up and sys.platform == "linux")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a packet filter of Linux")
+def test_nobody_is_connected_once_the_listener_keeps_out(listener, dial):
+    """A connection made just before the listener is closed would be reset, with a request on its way."""
+    before = dial(OTHER)
+    module.keep_out(listener)
+    with pytest.raises(TimeoutError):
+        socket.create_connection(listener.getsockname(), timeout=0.3)
+    listener.setblocking(False)
+    taken, _ = listener.accept()  # those before are still there
+    with taken:
+        assert taken.recv(100) == OTHER and before.getsockname() == taken.getpeername()
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+def test_more_than_are_taken_in_a_turn_are_served_at_the_end(listener, dial, monkeypatch):
+    monkeypatch.setattr(module, "TAKEN", 4)
+    clients = [dial(OTHER) for _ in range(30)]
+    ports = {client.getsockname()[1] for client in clients}
+    order, received = serve(listener, lambda found: len(found) == 30, close=True)
+    assert set(order) == ports and all(raw == OTHER for raw in received.values())

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +29,7 @@ PAUSE_S = 0.1  # after running out of file descriptors
 PROBE = b"GET /v2/health/"
 CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
 HEAD_BYTES = 4096
+SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
 
 
 class Acceptor:
@@ -52,8 +55,10 @@ class Acceptor:
         return bool(self.waiting or self.opening)
 
     def close(self) -> None:
-        """Accept no more; connections that wait are still served."""
-        self._take()
+        """Accept no more; connections that wait, here and in the kernel, are still served."""
+        keep_out(self.listener)
+        while self._take(TAKEN):
+            pass
         self.closed = True
         self.loop.remove_reader(self.listener)
         self.listener.close()
@@ -62,12 +67,14 @@ class Acceptor:
         if not self.closed:
             self.loop.add_reader(self.listener, self._take)
 
-    def _take(self) -> None:
-        probes = 0
-        for _ in range(min(TAKEN, WAITING - len(self.waiting))):
+    def _take(self, most: int | None = None) -> bool:
+        """Take up to `most` connections from the kernel; False: it has no more."""
+        probes, more = 0, True
+        for _ in range(min(TAKEN, WAITING - len(self.waiting)) if most is None else most):
             try:
                 taken, _ = self.listener.accept()
             except (BlockingIOError, InterruptedError):
+                more = False
                 break
             except ConnectionAbortedError:  # it is gone already
                 continue
@@ -75,6 +82,7 @@ class Acceptor:
                 log.warning("a connection could not be taken", error=str(error))
                 self.loop.remove_reader(self.listener)
                 self.loop.call_later(PAUSE_S, self._listen)
+                more = False
                 break
             if probes < self.batch and may_be_probe(taken):
                 probes += 1
@@ -83,6 +91,7 @@ class Acceptor:
                 self.waiting.append(taken)
         if not self._serving:
             self._serve()
+        return more
 
     def _serve(self) -> None:
         left = self.batch
@@ -105,6 +114,19 @@ class Acceptor:
         task = self.loop.create_task(open_transport())
         self.opening.add(task)
         task.add_done_callback(self.opening.discard)
+
+
+def keep_out(listener: socket.socket) -> None:
+    """Drop what reaches the listener from now on. A connection made between our last look and the listener's end would
+    be reset, with a request on its way; a dropped one is tried again by its client's kernel, and refused then.
+    We can do it on Linux only: a packet filter of one instruction, "return 0".
+    """
+    if sys.platform != "linux" or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    with contextlib.suppress(OSError):
+        program = struct.pack("HL", 1, ctypes.addressof(instruction))  # struct sock_fprog
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def may_be_probe(taken: socket.socket) -> bool:
