@@ -29,8 +29,9 @@ def test_workers_that_die(tmp_path):
     dies = "import os, signal\ndef test_dies(): os.kill(os.getpid(), signal.SIGILL)\n"
     files = {f"test_dies{i}.py": dies for i in range(6)} | {f"test_good{i}.py": GOOD for i in range(6)}
     done = run(tmp_path, files)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "test_dies" in done.stdout and "failed" in done.stdout
+    # 1: a test failed. 3: xdist was just writing to a worker when it died, which pytest calls an internal error.
+    assert done.returncode in (1, 3), done.stdout + done.stderr
+    assert "node down" in done.stdout and " 12 passed" not in done.stdout
 
 
 def test_a_test_that_hangs(tmp_path):

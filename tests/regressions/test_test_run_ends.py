@@ -31,7 +31,7 @@ def test_a_run_whose_workers_die_ends(tmp_path):
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:
         try:
-            assert child.wait(45) == 1
+            assert child.wait(45) in (1, 3)  # 3: xdist was just writing to a worker when it died
         finally:
             with contextlib.suppress(ProcessLookupError):  # all have ended
                 os.killpg(child.pid, signal.SIGKILL)
