@@ -5,22 +5,23 @@ The zoo's networks are such; a network of your own may be, too. Used by training
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
 
-class SplitNetwork(nn.Module):
+class SplitNetwork(nn.Module, ABC):
     """`stem` computes the same at every width: it has no any-layer and no switched norm. `body` has the rest."""
 
     shares_stem = True  # False once `convert` has changed the network: its stem may have a width by now
     stem_images = 0  # how many training images `fit_stem` looks at; 0: there is nothing to fit
 
-    def stem(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def stem(self, x: Tensor) -> Tensor: ...
 
-    def body(self, z: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def body(self, z: Tensor) -> Tensor: ...
 
     def split(self, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The stem's output for these images, and what makes answers of it."""
