@@ -1,5 +1,5 @@
 // See checksum.h.
-#include "checksum.h"
+#include "format/checksum.h"
 
 #include <cstring>
 

@@ -8,6 +8,7 @@ namespace anyprec {
 
 constexpr size_t MAX_HEADER = 100000000; // bytes
 constexpr size_t MAX_OPS = 65536, MAX_WEIGHTS = 65536, MAX_PROFILES = 256;
+constexpr size_t MAX_INDEX = 65536;                   // positions of a gather
 constexpr size_t MAX_NAME = 200;                      // characters
 constexpr int MAX_PLANES = 36;                        // eight widths with planes of their own: 1 + 2 + ... + 8
 constexpr int64_t DIMENSION_LIMIT = int64_t(1) << 31; // any dimension is below

@@ -5,13 +5,56 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "format/function.h"
+
 namespace anyprec {
 
 constexpr int FLOAT_BITS = 32; // "bits" of a weight or value that is float in a profile
+constexpr int MAX_AXES = 6;    // of a value, N not counted
+
+// Sizes of a value: N, and 1 to 6 axes of which the last is its channels. Each is at least 1 and below 2^31, their
+// product below 2^40. 0 is a free size (in the reader only).
+struct Shape {
+    int n = 0;
+    int rank = 0;
+    int size[MAX_AXES] = {};
+
+    Shape() = default;
+    Shape(int images, std::initializer_list<int> sizes) : n(images) {
+        for (int each : sizes)
+            size[rank++] = each;
+    }
+    bool is_image() const { return rank == 3; }
+    int h() const { return size[0]; } // of an image
+    int w() const { return size[1]; } // of an image
+    int c() const { return size[rank - 1]; }
+    // Product of axes first .. end; a free size counts as 1.
+    int64_t product(int first, int end) const {
+        int64_t count = 1;
+        for (int i = first; i < end; i++)
+            count *= size[i] ? size[i] : 1;
+        return count;
+    }
+    int64_t pixels() const { return product(0, rank - 1); } // the engine's pixels: all axes but the channels
+    size_t count() const { return size_t(n) * size_t(product(0, rank)); }
+    bool known() const { // no size is free
+        for (int i = 0; i < rank; i++)
+            if (!size[i])
+                return false;
+        return true;
+    }
+    bool operator==(const Shape &o) const {
+        bool same = n == o.n && rank == o.rank;
+        for (int i = 0; same && i < rank; i++)
+            same = size[i] == o.size[i];
+        return same;
+    }
+};
 
 enum class OpKind {
     quantize,
@@ -29,6 +72,20 @@ enum class OpKind {
     softmax,
     flatten,
     pad,
+    // format 3
+    constant,
+    input,
+    reshape,
+    transpose,
+    slice,
+    gather,
+    pointwise,
+    binary,
+    reduce,
+    norm,
+    matmul,
+    embedding,
+    recurrent,
 };
 
 enum class ResizeMode { nearest, bilinear };
@@ -40,7 +97,7 @@ struct Op {
     std::string name;
     std::vector<int> inputs; // value numbers: 0 is the input, i + 1 the value of op i; always smaller than its own
 
-    int weight = -1;           // number in Graph::weights (conv, linear)
+    int weight = -1;           // number in Graph::weights (conv, linear, constant, embedding, recurrent)
     int kernel[2] = {1, 1};    // h, w
     int stride[2] = {1, 1};    // h, w
     int pad[4] = {0, 0, 0, 0}; // top, left, bottom, right; of a pad op too
@@ -59,9 +116,25 @@ struct Op {
     int size[2] = {0, 0};     // adaptive_avg_pool; resize: used if not 0
     int like = -1;            // resize: value whose H and W are taken, used if not -1
 
-    int channels = 0;             // C of its value; 0 where it depends on a free input size (flatten)
+    // Format 3
+    bool transposed = false;     // conv, matmul
+    int output_pad[2] = {0, 0};  // h, w; transposed conv
+    bool single = false;         // softmax: in single precision
+    int axis = -1;               // concat (-1: the last), slice, gather
+    std::vector<int> axes;       // reduce, norm: they rise; transpose: the order
+    int64_t start = 0, stop = 0; // slice; negative ones count from the end
+    bool to_end = false;         // slice without `stop`
+    int step = 1;                // slice
+    std::vector<int> index;      // gather
+    Function function = Function::abs;
+    float eps = 0;        // norm
+    bool reverse = false; // recurrent
+    bool integer = false; // input: holds whole numbers
+    Shape shape;          // constant, input, reshape; 0: free, or what is left
+
+    int channels = 0;             // C of its value; 0 where it depends on a free input size
     bool codes = false;           // its value is codes in profiles that are integer there
-    int quantizer = -1;           // the op that made these codes (itself, or seen through max_pool and flatten)
+    int quantizer = -1;           // the op that made these codes (itself, or seen through ops that pass codes on)
     const float *table = nullptr; // (profiles, table_row), or nullptr for ops without one
     size_t table_row = 0;         // floats of one profile: 2 C, 2 out, or 2
 };
@@ -89,10 +162,9 @@ struct Profile {
 struct Graph {
     std::string name;
     std::string made_by;
-    int input_h = 0; // 0 where free
-    int input_w = 0;
-    int input_c = 0;
-    int image_h = 0; // the size it was made for, where it takes others too; 0 where unknown
+    Shape input;                // of the value 0, without N; 0 where free. Further inputs are ops, before all others
+    bool integer_input = false; // it holds whole numbers
+    int image_h = 0;            // the size it was made for, where it takes others too; 0 where unknown
     int image_w = 0;
     std::string resize;             // of pictures: "cover", "stretch", "none"; empty where the file does not say
     int resize_h = 0, resize_w = 0; // what is covered, or stretched to
@@ -105,6 +177,17 @@ struct Graph {
     std::vector<Weight> weights;
     std::vector<Op> ops;
     std::vector<int> outputs; // value numbers
+
+    // The inputs are the values 0 .. input_count - 1.
+    size_t input_count() const {
+        size_t count = 1;
+        while (count <= ops.size() && ops[count - 1].kind == OpKind::input)
+            count++;
+        return count;
+    }
+    const Shape &input_shape(size_t value) const { return value ? ops[value - 1].shape : input; }
+    bool input_is_integer(size_t value) const { return value ? ops[value - 1].integer : integer_input; }
+    std::string input_name(size_t value) const { return value ? ops[value - 1].name : "input"; }
 };
 
 } // namespace anyprec

@@ -1,18 +1,18 @@
 // See graph_json.h and graph_parser.h. Every number is compared with its limit before it is stored. Allocations are
 // bounded by the length of the text, except the bits of profiles: at most 256 x 65,536 bytes, twice.
-#include "graph_json.h"
+#include "format/graph_json.h"
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
-#include "checksum.h"
-#include "graph_parser.h"
-#include "shapes.h"
+#include "format/checksum.h"
+#include "format/graph_parser.h"
+#include "format/shapes.h"
 
 namespace anyprec {
 
-constexpr int64_t LATEST_FORMAT = 2; // 1: without preprocessing
+constexpr int64_t LATEST_FORMAT = 3; // 1: without preprocessing; 3: values of any number of axes
 
 ParsedGraph GraphParser::parse() {
     Fields fields(root_, "the graph");
@@ -20,10 +20,11 @@ ParsedGraph GraphParser::parse() {
         format.is(Type::integer) && format.integer() >= 1 && format.integer() <= LATEST_FORMAT)
         version_ = format.integer();
     else
-        throw ModelError(ModelErrorKind::UnsupportedVersion,
-                         "format version " + (format.is(Type::integer) ? std::to_string(format.integer()) : "?") +
-                             " is not 1 or 2, those this anyprec reads; use the anyprec that wrote the file, or pack "
-                             "the model again");
+        throw ModelError(
+            ModelErrorKind::UnsupportedVersion,
+            "format version " + (format.is(Type::integer) ? std::to_string(format.integer()) : "?") +
+                " is not 1, 2 or 3, those this anyprec reads; use the anyprec that wrote the file, or pack "
+                "the model again");
     graph_.name = fields.name("name");
     graph_.made_by = fields.text("made_by");
     if (!graph_.made_by.empty())
@@ -45,24 +46,18 @@ ParsedGraph GraphParser::parse() {
 
 void GraphParser::parse_input(Value value) {
     Fields input(value, "the graph's input");
-    Value shape = input.take("shape");
-    int sizes[3] = {0, 0, 0};
-    bool good = shape.is(Type::array) && shape.size() == 3;
-    int i = 0;
-    if (good)
-        for (Value size : shape) {
-            if (size.is(Type::integer) && size.integer() >= 1 && size.integer() < DIMENSION_LIMIT)
-                sizes[i] = int(size.integer());
-            else
-                good = good && size.is(Type::null) && i < 2;
-            i++;
-        }
-    if (!good)
+    if (version_ >= 3 && input.has("integer"))
+        graph_.integer_input = input.flag("integer");
+    graph_.input = parse_input_shape(input, graph_.integer_input);
+    if (version_ < 3 && (!graph_.input.is_image() || !graph_.input.c()))
         input.fail("shape", "[H, W, C], each from 1, below 2^31, or null for a free H or W");
-    graph_.input_h = sizes[0];
-    graph_.input_w = sizes[1];
-    graph_.input_c = sizes[2];
     Value image = input.take("image");
+    if (!graph_.input.is_image() || graph_.integer_input) {
+        if (!image.is(Type::null) || input.has("size") || input.has("preprocessing"))
+            bad_graph("the graph's input is no image; it goes without 'image', 'size' and 'preprocessing'");
+        input.done();
+        return;
+    }
     if (input.has("size"))
         parse_image_size(input);
     if (!image.is(Type::null)) {
@@ -71,9 +66,40 @@ void GraphParser::parse_input(Value value) {
         graph_.image_shift = parse_channels(numbers, "shift");
         numbers.done();
     }
-    if (version_ >= 2)
+    if (version_ == 2 || (version_ >= 3 && input.has("preprocessing")))
         parse_preprocessing(input.take("preprocessing"));
     input.done();
+}
+
+// 1 to 6 sizes, null where free; the last one only if the input holds whole numbers.
+Shape GraphParser::parse_input_shape(Fields &fields, bool integer) const {
+    const Shape shape = parse_shape(fields, MAX_AXES);
+    if (!shape.c() && !integer)
+        fields.fail("shape", "known along its last axis, for 'integer' is not true");
+    return shape;
+}
+
+// 1 to 6 sizes from 1, at most `most_free` of them null, which become 0. Their product is below 2^40.
+Shape GraphParser::parse_shape(Fields &fields, int most_free) const {
+    Value value = fields.take("shape");
+    Shape shape;
+    bool good = value.is(Type::array) && value.size() >= 1 && value.size() <= size_t(MAX_AXES);
+    int64_t count = 1;
+    if (good)
+        for (Value item : value) {
+            const bool known = item.is(Type::integer);
+            const int64_t size = known ? item.integer() : 1;
+            good = good && (known || (item.is(Type::null) && most_free-- > 0)) && size >= 1 && size < DIMENSION_LIMIT &&
+                   size <= (COUNT_LIMIT - 1) / count;
+            if (!good)
+                break;
+            count *= size;
+            shape.size[shape.rank++] = known ? int(size) : 0;
+        }
+    if (!good)
+        fields.fail("shape", "a list of 1 to 6 sizes, each from 1, below 2^31, and below 2^40 together; null only "
+                             "where a size may be free");
+    return shape;
 }
 
 // How pictures become images of the input: always present in format 2.
@@ -87,11 +113,11 @@ void GraphParser::parse_preprocessing(Value value) {
     bool scales = !graph_.image_scale.empty();
     for (float scale : graph_.image_scale)
         scales = scales && scale > 0;
-    if (!scales || (graph_.input_c != 1 && graph_.input_c != 3))
+    if (!scales || (graph_.input.c() != 1 && graph_.input.c() != 3))
         bad_graph("the graph's preprocessing needs an image of 1 or 3 channels whose scales are above 0");
     if (none) {
         if (!fields.take("to").is(Type::null) || !fields.take("filter").is(Type::null) || graph_.image_h ||
-            graph_.input_h || graph_.input_w)
+            graph_.input.h() || graph_.input.w())
             bad_graph("the graph's preprocessing: 'none' goes with a free H and W, and without 'size', 'to', 'filter'");
         fields.done();
         return;
@@ -99,7 +125,7 @@ void GraphParser::parse_preprocessing(Value value) {
     int to[2] = {0, 0};
     fields.integers("to", 1, to);
     if (!graph_.image_h || to[0] < graph_.image_h || to[1] < graph_.image_w ||
-        double(to[0]) * to[1] * graph_.input_c >= double(COUNT_LIMIT))
+        double(to[0]) * to[1] * graph_.input.c() >= double(COUNT_LIMIT))
         fields.fail("to", "[H, W], each at least that of the input's 'size', which is needed, and not too large");
     graph_.resize_h = to[0];
     graph_.resize_w = to[1];
@@ -117,13 +143,13 @@ void GraphParser::parse_image_size(Fields &input) {
     int i = 0;
     if (good)
         for (Value size : value) {
-            int fixed = i == 0 ? graph_.input_h : graph_.input_w;
+            int fixed = i == 0 ? graph_.input.h() : graph_.input.w();
             good = good && size.is(Type::integer) && size.integer() >= 1 && size.integer() < DIMENSION_LIMIT &&
                    (fixed == 0 || fixed == size.integer());
             if (good)
                 sizes[i++] = int(size.integer());
         }
-    if (!good || double(sizes[0]) * sizes[1] * graph_.input_c >= double(COUNT_LIMIT))
+    if (!good || double(sizes[0]) * sizes[1] * graph_.input.c() >= double(COUNT_LIMIT))
         input.fail("size", "[H, W], each from 1, below 2^31, as the shape allows, and not too large together");
     graph_.image_h = sizes[0];
     graph_.image_w = sizes[1];
@@ -131,7 +157,7 @@ void GraphParser::parse_image_size(Fields &input) {
 
 std::vector<float> GraphParser::parse_channels(Fields &fields, const char *key) const {
     Value value = fields.take(key);
-    bool good = value.is(Type::array) && value.size() == size_t(graph_.input_c);
+    bool good = value.is(Type::array) && value.size() == size_t(graph_.input.c());
     std::vector<float> numbers;
     if (good)
         for (Value item : value) {
@@ -139,7 +165,7 @@ std::vector<float> GraphParser::parse_channels(Fields &fields, const char *key) 
             numbers.push_back(good ? float(item.number()) : 0);
         }
     if (!good)
-        fields.fail(key, "a number for each of " + std::to_string(graph_.input_c) + " channels");
+        fields.fail(key, "a number for each of " + std::to_string(graph_.input.c()) + " channels");
     return numbers;
 }
 
@@ -190,10 +216,11 @@ void GraphParser::parse_planes(Value value) {
         plane_count_ = size_t(planes.back()) + 1;
         for (int plane : planes)
             used[size_t(plane)] = true;
+        size_t gap = size_t(std::find(used.begin(), used.end(), false) - used.begin());
+        if (gap < plane_count_)
+            bad_graph("the graph: no width up to " + std::to_string(planes.size()) + " has plane " +
+                      std::to_string(gap));
     }
-    size_t gap = size_t(std::find(used.begin(), used.end(), false) - used.begin());
-    if (gap < plane_count_)
-        bad_graph("the graph: no width has plane " + std::to_string(gap));
 }
 
 void GraphParser::parse_weights(Value value) {
@@ -244,9 +271,9 @@ void GraphParser::parse_outputs(Value value) {
 
 void GraphParser::infer() {
     try {
-        std::vector<Shape> shapes = infer_partial_shapes(graph_, 1, graph_.input_h, graph_.input_w);
+        std::vector<Shape> shapes = infer_partial_shapes(graph_);
         for (size_t i = 0; i < graph_.ops.size(); i++)
-            graph_.ops[i].channels = shapes[i + 1].c;
+            graph_.ops[i].channels = shapes[i + 1].c();
         set_table_rows();
     } catch (const InputError &error) {
         bad_graph(error.what());

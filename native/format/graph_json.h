@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "graph.h"
+#include "format/graph.h"
 
 namespace anyprec {
 

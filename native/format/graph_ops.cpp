@@ -2,7 +2,7 @@
 // codes go only to ops that read codes.
 #include <algorithm>
 
-#include "graph_parser.h"
+#include "format/graph_parser.h"
 
 namespace anyprec {
 namespace {
@@ -12,15 +12,80 @@ struct KindName {
     OpKind kind;
 };
 constexpr KindName KINDS[] = {
-    {"quantize", OpKind::quantize}, {"dequantize", OpKind::dequantize},
-    {"conv", OpKind::conv},         {"linear", OpKind::linear},
-    {"affine", OpKind::affine},     {"clip", OpKind::clip},
-    {"add", OpKind::add},           {"concat", OpKind::concat},
-    {"max_pool", OpKind::max_pool}, {"avg_pool", OpKind::avg_pool},
-    {"resize", OpKind::resize},     {"adaptive_avg_pool", OpKind::adaptive_avg_pool},
-    {"softmax", OpKind::softmax},   {"flatten", OpKind::flatten},
+    {"quantize", OpKind::quantize},
+    {"dequantize", OpKind::dequantize},
+    {"conv", OpKind::conv},
+    {"linear", OpKind::linear},
+    {"affine", OpKind::affine},
+    {"clip", OpKind::clip},
+    {"add", OpKind::add},
+    {"concat", OpKind::concat},
+    {"max_pool", OpKind::max_pool},
+    {"avg_pool", OpKind::avg_pool},
+    {"resize", OpKind::resize},
+    {"adaptive_avg_pool", OpKind::adaptive_avg_pool},
+    {"softmax", OpKind::softmax},
+    {"flatten", OpKind::flatten},
     {"pad", OpKind::pad},
+    {"constant", OpKind::constant},
+    {"input", OpKind::input},
+    {"reshape", OpKind::reshape},
+    {"slice", OpKind::slice},
+    {"transpose", OpKind::transpose},
+    {"gather", OpKind::gather},
+    {"pointwise", OpKind::pointwise},
+    {"binary", OpKind::binary},
+    {"reduce", OpKind::reduce},
+    {"norm", OpKind::norm},
+    {"matmul", OpKind::matmul},
+    {"embedding", OpKind::embedding},
+    {"recurrent", OpKind::recurrent},
 };
+constexpr OpKind FIRST_OF_FORMAT_3 = OpKind::constant; // those before it are in every format
+
+struct FunctionName {
+    const char *name;
+    Function function;
+};
+constexpr FunctionName POINTWISE[] = {
+    {"abs", Function::abs},
+    {"sqrt", Function::sqrt},
+    {"reciprocal", Function::reciprocal},
+    {"exp", Function::exp},
+    {"log", Function::log},
+    {"sigmoid", Function::sigmoid},
+    {"tanh", Function::tanh},
+    {"erf", Function::erf},
+    {"gelu", Function::gelu},
+    {"gelu_tanh", Function::gelu_tanh},
+    {"silu", Function::silu},
+    {"mish", Function::mish},
+};
+constexpr FunctionName BINARY[] = {{"add", Function::add}, {"sub", Function::sub}, {"mul", Function::mul},
+                                   {"div", Function::div}, {"max", Function::max}, {"min", Function::min}};
+constexpr FunctionName REDUCE[] = {
+    {"sum", Function::sum}, {"mean", Function::mean}, {"max", Function::max}, {"min", Function::min}};
+constexpr FunctionName RECURRENT[] = {{"lstm", Function::lstm}, {"gru", Function::gru}};
+
+template <size_t N> Function parse_function(Fields &fields, const FunctionName (&names)[N]) {
+    const std::string_view given = fields.text("function");
+    std::string allowed;
+    for (const FunctionName &each : names) {
+        if (given == each.name)
+            return each.function;
+        allowed += (allowed.empty() ? "" : ", ") + std::string(each.name);
+    }
+    fields.fail("function", "one of " + allowed);
+}
+
+// An attribute that is true where it is given.
+bool given_true(Fields &fields, const char *key) {
+    if (!fields.has(key))
+        return false;
+    if (!fields.flag(key))
+        fields.fail(key, "true, or left out");
+    return true;
+}
 
 } // namespace
 
@@ -45,6 +110,23 @@ void GraphParser::parse_ops(Value value) {
     auto unused = std::find(used.begin(), used.end(), false);
     if (unused != used.end())
         bad_graph("weight " + quote(graph_.weights[size_t(unused - used.begin())].name) + " is used by no op");
+    check_constants();
+}
+
+// Ops `input` come first, and the weight of a constant is its own.
+void GraphParser::check_constants() const {
+    std::vector<int> readers(graph_.weights.size(), 0);
+    const size_t inputs = graph_.input_count();
+    for (size_t i = 0; i < graph_.ops.size(); i++) {
+        const Op &op = graph_.ops[i];
+        if (op.kind == OpKind::input && i + 1 >= inputs)
+            bad_graph("op " + quote(op.name) + " is an input behind another op; inputs come first");
+        if (op.weight >= 0)
+            readers[size_t(op.weight)]++;
+    }
+    for (const Op &op : graph_.ops)
+        if (op.kind == OpKind::constant && readers[size_t(op.weight)] > 1)
+            bad_graph("op " + quote(op.name) + ": its weight is used by another op too; a constant has its own");
 }
 
 void GraphParser::parse_op(Value value) {
@@ -55,8 +137,9 @@ void GraphParser::parse_op(Value value) {
     fields.take("name");
     std::string_view kind = fields.text("op");
     auto known = std::find_if(std::begin(KINDS), std::end(KINDS), [&](const KindName &k) { return k.name == kind; });
-    if (known == std::end(KINDS))
-        bad_graph(fields.where() + " is a " + quote(kind) + ", which is not an operation of format 1");
+    if (known == std::end(KINDS) || (version_ < 3 && known->kind >= FIRST_OF_FORMAT_3))
+        bad_graph(fields.where() + " is a " + quote(kind) + ", which is not an operation of format " +
+                  std::to_string(version_));
     op.kind = known->kind;
     parse_inputs(fields, number, op);
     parse_attributes(fields, number, op);
@@ -74,7 +157,9 @@ int GraphParser::earlier_value(const Fields &fields, std::string_view name, int 
 
 void GraphParser::parse_inputs(Fields &fields, int number, Op &op) const {
     Value inputs = fields.take("in");
-    size_t least = op.kind == OpKind::add ? 2 : 1;
+    const bool none = op.kind == OpKind::constant || op.kind == OpKind::input;
+    const bool two = op.kind == OpKind::add || op.kind == OpKind::binary || op.kind == OpKind::matmul;
+    size_t least = none ? 0 : two ? 2 : 1;
     size_t most = op.kind == OpKind::concat ? MAX_OPS : least;
     if (!inputs.is(Type::array) || inputs.size() < least || inputs.size() > most)
         fields.fail("in", op.kind == OpKind::concat ? "a list of values"
@@ -117,14 +202,134 @@ void GraphParser::parse_attributes(Fields &fields, int number, Op &op) const {
     case OpKind::pad:
         parse_pad(fields, op);
         break;
+    case OpKind::concat:
+        if (version_ >= 3 && fields.has("axis"))
+            op.axis = int(fields.integer("axis", 0, MAX_AXES));
+        break;
+    case OpKind::softmax:
+        op.single = version_ >= 3 && given_true(fields, "single");
+        break;
     case OpKind::dequantize:
     case OpKind::clip:
     case OpKind::add:
-    case OpKind::concat:
-    case OpKind::softmax:
     case OpKind::flatten:
         break;
+    default:
+        parse_new_attributes(fields, op);
     }
+}
+
+// Operations of format 3.
+void GraphParser::parse_new_attributes(Fields &fields, Op &op) const {
+    switch (op.kind) {
+    case OpKind::constant: {
+        const Weight &weight = parse_weight(fields, op);
+        op.shape = parse_shape(fields, 0);
+        if (size_t(op.shape.product(0, op.shape.rank)) != weight.count)
+            bad_graph(fields.where() + ": 'shape' is not that of its weight, which has " +
+                      std::to_string(weight.count) + " numbers");
+        break;
+    }
+    case OpKind::input:
+        op.integer = fields.flag("integer");
+        op.shape = parse_input_shape(fields, op.integer);
+        break;
+    case OpKind::reshape:
+        op.shape = parse_shape(fields, 1);
+        break;
+    case OpKind::transpose:
+        op.axes = parse_axes(fields, "order", false);
+        break;
+    case OpKind::slice:
+        parse_slice(fields, op);
+        break;
+    case OpKind::gather:
+        op.axis = int(fields.integer("axis", 0, MAX_AXES));
+        op.index = parse_list(fields, "index", MAX_INDEX, DIMENSION_LIMIT);
+        break;
+    case OpKind::pointwise:
+        op.function = parse_function(fields, POINTWISE);
+        break;
+    case OpKind::binary:
+        op.function = parse_function(fields, BINARY);
+        break;
+    case OpKind::reduce:
+        op.function = parse_function(fields, REDUCE);
+        op.axes = parse_axes(fields, "axes", true);
+        break;
+    case OpKind::norm: {
+        op.axes = parse_axes(fields, "axes", true);
+        Value eps = fields.take("eps");
+        if (!is_number(eps) || !(eps.number() >= 0) || !(eps.number() < 1))
+            fields.fail("eps", "a number from 0, below 1");
+        op.eps = float(eps.number());
+        break;
+    }
+    case OpKind::matmul:
+        op.transposed = fields.flag("transposed");
+        break;
+    case OpKind::embedding: {
+        const Weight &weight = parse_weight(fields, op);
+        if (weight.shape[1] != 1 || weight.shape[2] != 1)
+            bad_graph(fields.where() + " has a weight that is not (rows, 1, 1, C)");
+        break;
+    }
+    default: { // recurrent
+        op.function = parse_function(fields, RECURRENT);
+        op.reverse = fields.flag("reverse");
+        const Weight &weight = parse_weight(fields, op);
+        const int64_t gates = op.function == Function::lstm ? 4 : 3;
+        if (weight.shape[1] != 1 || weight.shape[2] != 1 || weight.shape[0] != gates * (weight.shape[3] - 1))
+            bad_graph(fields.where() + " has a weight that is not (" + std::to_string(gates) + " H, 1, 1, H + 1)");
+    }
+    }
+}
+
+// The weight of an op that needs floats in every profile.
+const Weight &GraphParser::parse_weight(Fields &fields, Op &op) const {
+    std::string_view name = fields.name("weight");
+    op.weight = weight_names_.find(name);
+    if (op.weight < 0)
+        bad_graph(fields.where() + " has the weight " + quote(name) + ", which the graph does not list");
+    const Weight &weight = graph_.weights[size_t(op.weight)];
+    if (!weight.is_float)
+        bad_graph(fields.where() + " has the weight " + quote(name) + ", which is quantized; it must be float");
+    return weight;
+}
+
+// 1 to `most` whole numbers from 0, below `below`.
+std::vector<int> GraphParser::parse_list(Fields &fields, const char *key, size_t most, int64_t below) {
+    Value value = fields.take(key);
+    bool good = value.is(Type::array) && value.size() >= 1 && value.size() <= most;
+    std::vector<int> numbers;
+    if (good)
+        for (Value item : value) {
+            good = good && item.is(Type::integer) && item.integer() >= 0 && item.integer() < below;
+            numbers.push_back(good ? int(item.integer()) : 0);
+        }
+    if (!good)
+        fields.fail(key,
+                    "a list of 1 to " + std::to_string(most) + " whole numbers from 0, below " + std::to_string(below));
+    return numbers;
+}
+
+// Different axes: rising ones, or a permutation of all.
+std::vector<int> GraphParser::parse_axes(Fields &fields, const char *key, bool rising) {
+    std::vector<int> axes = parse_list(fields, key, MAX_AXES, MAX_AXES), sorted = axes;
+    std::sort(sorted.begin(), sorted.end());
+    bool good = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+    if (rising ? !good || sorted != axes : !good || sorted.back() + 1 != int(sorted.size()))
+        fields.fail(key, rising ? "a list of axes that rise" : "a permutation of the axes");
+    return axes;
+}
+
+void GraphParser::parse_slice(Fields &fields, Op &op) {
+    op.axis = int(fields.integer("axis", 0, MAX_AXES));
+    op.start = fields.integer("start", 1 - DIMENSION_LIMIT, DIMENSION_LIMIT);
+    op.to_end = fields.take("stop").is(Type::null);
+    if (!op.to_end)
+        op.stop = fields.integer("stop", 1 - DIMENSION_LIMIT, DIMENSION_LIMIT);
+    op.step = int(fields.integer("step", 1, DIMENSION_LIMIT));
 }
 
 void GraphParser::parse_window(Fields &fields, Op &op) {
@@ -143,6 +348,9 @@ void GraphParser::parse_layer(Fields &fields, Op &op) const {
         parse_window(fields, op);
         fields.integers("dilation", 1, op.dilation);
         op.groups = int(fields.integer("groups", 1, DIMENSION_LIMIT));
+        op.transposed = version_ >= 3 && given_true(fields, "transposed");
+        if (op.transposed)
+            fields.integers("output_pad", 0, op.output_pad);
     }
     op.is_signed = fields.flag("signed");
     op.affine = fields.flag("affine");
@@ -196,13 +404,17 @@ void GraphParser::parse_pad(Fields &fields, Op &op) {
 
 // Follows codes from quantize to the ops that may read them; all other ops read floats.
 void GraphParser::check_codes(const std::string &where, Op &op) const {
-    int source = quantizer_of(op.inputs[0]);
+    int source = op.inputs.empty() ? -1 : quantizer_of(op.inputs[0]);
     switch (op.kind) {
     case OpKind::quantize:
         op.quantizer = int(graph_.ops.size());
         break;
     case OpKind::max_pool:
     case OpKind::flatten:
+    case OpKind::reshape:
+    case OpKind::transpose:
+    case OpKind::slice:
+    case OpKind::gather:
         op.quantizer = source;
         op.codes = source >= 0;
         return;

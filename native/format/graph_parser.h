@@ -3,8 +3,8 @@
 // graph_profiles.cpp, the rest in graph_json.cpp.
 #pragma once
 
-#include "graph_json.h"
-#include "json_fields.h"
+#include "format/graph_json.h"
+#include "format/json_fields.h"
 
 namespace anyprec {
 
@@ -18,6 +18,8 @@ class GraphParser {
     using Type = Json::Type;
 
     void parse_input(Value value);
+    Shape parse_input_shape(Fields &fields, bool integer) const;
+    Shape parse_shape(Fields &fields, int most_free) const;
     void parse_image_size(Fields &input);
     void parse_preprocessing(Value value);
     std::vector<float> parse_channels(Fields &fields, const char *key) const;
@@ -39,6 +41,12 @@ class GraphParser {
     void parse_layer(Fields &fields, Op &op) const;
     void parse_resize(Fields &fields, int number, Op &op) const;
     static void parse_pad(Fields &fields, Op &op);
+    void parse_new_attributes(Fields &fields, Op &op) const;
+    const Weight &parse_weight(Fields &fields, Op &op) const;
+    static std::vector<int> parse_list(Fields &fields, const char *key, size_t most, int64_t below);
+    static std::vector<int> parse_axes(Fields &fields, const char *key, bool rising);
+    static void parse_slice(Fields &fields, Op &op);
+    void check_constants() const;
     void check_codes(const std::string &where, Op &op) const;
 
     // graph_profiles.cpp

@@ -2,7 +2,7 @@
 // that integer sums fit 32 bits.
 #include <algorithm>
 
-#include "graph_parser.h"
+#include "format/graph_parser.h"
 
 namespace anyprec {
 

@@ -1,10 +1,10 @@
 // See header.h.
-#include "header.h"
+#include "format/header.h"
 
 #include <algorithm>
 
 #include "anyprec/model_error.h"
-#include "checksum.h"
+#include "format/checksum.h"
 
 namespace anyprec {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "json.h"
+#include "format/json.h"
 
 namespace anyprec {
 

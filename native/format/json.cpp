@@ -1,5 +1,5 @@
 // See json.h.
-#include "json.h"
+#include "format/json.h"
 
 #include <algorithm>
 #include <charconv>

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "anyprec/model_error.h"
-#include "format_limits.h"
-#include "json.h"
+#include "format/format_limits.h"
+#include "format/json.h"
 
 namespace anyprec {
 

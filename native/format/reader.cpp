@@ -1,19 +1,19 @@
 // See reader.h. The header is read, parsed and freed. A prefix of the tensors is copied into memory; later tensors are
 // copied into separate pieces as they arrive, so that pointers stay valid.
-#include "reader.h"
+#include "format/reader.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <vector>
 
-#include "checksum.h"
-#include "format_limits.h"
-#include "graph_json.h"
-#include "header.h"
-#include "json.h"
-#include "source.h"
-#include "tensors.h"
+#include "format/checksum.h"
+#include "format/format_limits.h"
+#include "format/graph_json.h"
+#include "format/header.h"
+#include "format/json.h"
+#include "format/source.h"
+#include "format/tensors.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #error "Tensors are little-endian and used where they lie; this needs a little-endian machine."

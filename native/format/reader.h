@@ -9,7 +9,7 @@
 #include <string>
 
 #include "anyprec/model_error.h"
-#include "graph.h"
+#include "format/graph.h"
 
 namespace anyprec {
 

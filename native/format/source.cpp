@@ -1,5 +1,5 @@
 // See source.h.
-#include "source.h"
+#include "format/source.h"
 
 #include <cstring>
 

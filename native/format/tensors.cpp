@@ -1,5 +1,5 @@
 // See tensors.h.
-#include "tensors.h"
+#include "format/tensors.h"
 
 #include <algorithm>
 #include <string>

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "graph_json.h"
-#include "header.h"
+#include "format/graph_json.h"
+#include "format/header.h"
 
 namespace anyprec {
 

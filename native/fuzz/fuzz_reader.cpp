@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
-#include "graph_json.h"
-#include "json.h"
-#include "reader.h"
-#include "shapes.h"
+#include "format/graph_json.h"
+#include "format/json.h"
+#include "format/reader.h"
+#include "format/shapes.h"
 
 using namespace anyprec;
 
@@ -74,9 +74,15 @@ void use(const ModelFile &file) {
             std::abort();
     for (int size : {1, 7, 32, 2147483647}) {
         try {
-            int h = graph.input_h ? graph.input_h : size, w = graph.input_w ? graph.input_w : size;
-            for (const Shape &shape : infer_shapes(graph, 1 + size % 3, h, w))
-                if (shape.n < 1 || shape.h < 1 || shape.w < 1 || shape.c < 1 || shape.count() >> 40)
+            std::vector<Shape> inputs;
+            for (size_t i = 0; i < graph.input_count(); i++) {
+                inputs.push_back(graph.input_shape(i));
+                inputs.back().n = 1 + size % 3;
+                for (int &each : inputs.back().size)
+                    each = each ? each : size;
+            }
+            for (const Shape &shape : infer_shapes(graph, inputs))
+                if (shape.n < 1 || !shape.known() || shape.rank < 1 || shape.rank > MAX_AXES || shape.count() >> 40)
                     std::abort();
         } catch (const InputError &) {
         }
@@ -348,6 +354,15 @@ class Mutator {
                                              "\"quantize\"",
                                              "\"dequantize\"",
                                              "\"linear\"",
+                                             "\"reshape\"",
+                                             "\"transpose\"",
+                                             "\"gather\"",
+                                             "\"matmul\"",
+                                             "\"constant\"",
+                                             "\"recurrent\"",
+                                             "\"axis\":1,",
+                                             "\"single\":true,",
+                                             "\"format\":3,",
                                              "\"size\":[2,2],",
                                              "\"ceil\":true,",
                                              "                "};

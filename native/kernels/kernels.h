@@ -24,6 +24,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/function.h"
+
 // For functions that must be inlined: a call would move accumulators from registers to memory, and gcc 12 drops calls
 // of a function that only prefetches.
 #if defined(__GNUC__)
@@ -277,6 +279,44 @@ struct ToomCookInput { // B': seven arrays to seven, `times` times; first along 
     size_t next_in, next_out; // floats from one repetition to the next
 };
 
+// Rows of a matrix product, c = a b, over at most `matmul_width` columns: c[i,j] = fma(a[i,k], b[k,j], c[i,j]) in the
+// order of k, starting from `start[j]`, or +0.
+struct MatmulTile {
+    const float *a, *b;
+    float *c;
+    size_t a_stride, b_stride, c_stride; // from row to row
+    int rows, terms, columns;
+    const float *start; // [columns], or nullptr
+    bool whole;         // rows of b can be read up to a multiple of the vectors' lanes
+};
+
+// One position of a recurrent layer: gate sums x of the input and u of the state h, both [gates][hidden].
+struct RecurrentCell {
+    const float *x, *u;
+    const float *before; // h of the position before
+    float *state, *h;    // c of an lstm; the new h
+    int hidden;
+};
+
+// Operations of format 3 (functions.inl): ARITHMETIC.md, sections 8.2 to 8.5.
+struct FunctionKernels {
+    int matmul_width; // columns of a panel
+    void (*pointwise)(Function function, const float *x, float *y, size_t count);
+    // A step of 0 repeats the first number.
+    void (*binary)(Function function, const float *x, size_t x_step, const float *y, size_t y_step, float *out,
+                   size_t count);
+    // x is [rows][count]: one number, or a normalized row, for each row. Sums have 16 lanes.
+    void (*reduce_rows)(Function function, const float *x, size_t rows, size_t count, float *out);
+    void (*norm_rows)(const float *x, size_t rows, size_t count, float eps, float *y);
+    void (*softmax_rows)(const float *x, size_t rows, size_t count, float *y);
+    // x is [terms][stride]: `columns` columns of it, each by itself. Terms are added one by one.
+    void (*reduce_columns)(Function function, const float *x, size_t terms, size_t stride, size_t columns, float *out);
+    void (*norm_columns)(const float *x, size_t terms, size_t stride, size_t columns, float eps, float *y);
+    void (*matmul)(const MatmulTile &);
+    void (*lstm)(const RecurrentCell &);
+    void (*gru)(const RecurrentCell &);
+};
+
 struct Kernels {
     const char *isa;
     const TileKernel *const *integer; // fastest first, ends with nullptr; the last one supports all widths
@@ -303,6 +343,7 @@ struct Kernels {
     void (*maximum_codes)(uint8_t *best, const void *const *taps, int count, int channels);
     void (*accumulate)(float *sum, const float *x, int count);                                // sum += x
     void (*interpolate)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
+    const FunctionKernels *functions;
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
 };
 

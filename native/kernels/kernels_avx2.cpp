@@ -13,10 +13,11 @@
 //              16 bytes); four weight bits of one plane are the index. 1 bit is in lookup_1bit.inl.
 //
 // Wider totals, which are touched rarely, live on the stack.
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -121,9 +122,65 @@ ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
     _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "vector_kernels.inl"
+// For functions.inl
+using M = F;
+inline M less(F a, F b) {
+    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+inline M is_nan(F a) {
+    return _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+}
+inline F choose(M m, F a, F b) {
+    return _mm256_blendv_ps(b, a, m);
+}
+inline F sub(F a, F b) {
+    return _mm256_sub_ps(a, b);
+}
+inline F mul(F a, F b) {
+    return _mm256_mul_ps(a, b);
+}
+inline F div(F a, F b) {
+    return _mm256_div_ps(a, b);
+}
+inline F square_root(F a) {
+    return _mm256_sqrt_ps(a);
+}
+inline F round_even(F a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline I to_int(F a) { // whole
+    return _mm256_cvtps_epi32(a);
+}
+inline I bits_of(F a) {
+    return _mm256_castps_si256(a);
+}
+inline F from_bits(I a) {
+    return _mm256_castsi256_ps(a);
+}
+inline I bit_and(I a, I b) {
+    return _mm256_and_si256(a, b);
+}
+inline I bit_or(I a, I b) {
+    return _mm256_or_si256(a, b);
+}
+inline I halved(I a) { // rounded down
+    return _mm256_srai_epi32(a, 1);
+}
+inline I minus(I a, I b) {
+    return _mm256_sub_epi32(a, b);
+}
+inline I to_exponent(I a) { // places it where a float has its exponent
+    return _mm256_slli_epi32(a, 23);
+}
+inline I exponent_of(I a) { // of a float that is not negative
+    return _mm256_srli_epi32(a, 23);
+}
 
-#include "epilogue.inl"
+#include "kernels/vector_kernels.inl"
+
+#include "kernels/functions.inl"
+
+#include "kernels/epilogue.inl"
 
 // Winograd: V as 16-bit integers, or as bytes.
 struct WideForm {
@@ -150,7 +207,7 @@ inline I quarter(I a) {
     return _mm256_srai_epi32(a, 2);
 }
 
-#include "winograd.inl"
+#include "kernels/winograd.inl"
 
 // The lookup index of sixteen groups of four channels, a byte each. Codes past a pixel's channels meet zero weights.
 template <int Bits> inline __m128i group_codes(const uint8_t *codes, int steps) {
@@ -235,11 +292,11 @@ inline I broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(word);
 }
 
-#include "toom_cook.inl"
+#include "kernels/toom_cook.inl"
 
-#include "tiles.inl"
+#include "kernels/tiles.inl"
 
-#include "lookup_1bit.inl"
+#include "kernels/lookup_1bit.inl"
 
 // --- 8 bit: vpmaddwd, two channels per step --------------------------------------------------------------------------
 
@@ -438,6 +495,7 @@ constexpr Kernels table = {"avx2",
                            maximum_codes,
                            accumulate,
                            interpolate,
+                           &functions,
                            winograd};
 
 } // namespace

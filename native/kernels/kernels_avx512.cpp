@@ -11,10 +11,11 @@
 //   2, 1 bit   vpermb as a table lookup of 64 entries. The activations (three of 2 bits, or six of 1 bit)
 //              choose one of 64 tables (4 KB of constants); the weights are the index. One instruction does
 //              192 or 384 products.
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -106,9 +107,65 @@ ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
 }
 
-#include "vector_kernels.inl"
+// For functions.inl
+using M = __mmask16;
+inline M less(F a, F b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+inline M is_nan(F a) {
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+inline F choose(M m, F a, F b) {
+    return _mm512_mask_blend_ps(m, b, a);
+}
+inline F sub(F a, F b) {
+    return _mm512_sub_ps(a, b);
+}
+inline F mul(F a, F b) {
+    return _mm512_mul_ps(a, b);
+}
+inline F div(F a, F b) {
+    return _mm512_div_ps(a, b);
+}
+inline F square_root(F a) {
+    return _mm512_sqrt_ps(a);
+}
+inline F round_even(F a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline I to_int(F a) { // whole
+    return _mm512_cvtps_epi32(a);
+}
+inline I bits_of(F a) {
+    return _mm512_castps_si512(a);
+}
+inline F from_bits(I a) {
+    return _mm512_castsi512_ps(a);
+}
+inline I bit_and(I a, I b) {
+    return _mm512_and_si512(a, b);
+}
+inline I bit_or(I a, I b) {
+    return _mm512_or_si512(a, b);
+}
+inline I halved(I a) { // rounded down
+    return _mm512_srai_epi32(a, 1);
+}
+inline I minus(I a, I b) {
+    return _mm512_sub_epi32(a, b);
+}
+inline I to_exponent(I a) { // places it where a float has its exponent
+    return _mm512_slli_epi32(a, 23);
+}
+inline I exponent_of(I a) { // of a float that is not negative
+    return _mm512_srli_epi32(a, 23);
+}
 
-#include "epilogue.inl"
+#include "kernels/vector_kernels.inl"
+
+#include "kernels/functions.inl"
+
+#include "kernels/epilogue.inl"
 
 // Winograd: V as bytes. For 5-bit codes V lies in -62 .. 62, or 0 .. 124 at position 5.
 struct ByteForm {
@@ -129,7 +186,7 @@ inline I quarter(I a) {
     return _mm512_srai_epi32(a, 2);
 }
 
-#include "winograd.inl"
+#include "kernels/winograd.inl"
 
 // 32 offsets at once, of six 1-bit or three 2-bit channels; lookup_offsets in vector_kernels.inl defines them.
 template <int Group, int Bits>
@@ -187,7 +244,7 @@ inline I broadcast4(const uint8_t *p) {
     return _mm512_set1_epi32(word);
 }
 
-#include "toom_cook.inl"
+#include "kernels/toom_cook.inl"
 
 // A short array would fill half a vector and cross a cache line: AVX2 is faster there.
 void toom_cook_input_zmm(const ToomCookInput &q) {
@@ -197,7 +254,7 @@ void toom_cook_input_zmm(const ToomCookInput &q) {
         toom_cook_input(q);
 }
 
-#include "tiles.inl"
+#include "kernels/tiles.inl"
 
 // --- 8 to 3 bit: vpdpbusd, four channels per step --------------------------------------------------------------------
 
@@ -313,6 +370,7 @@ constexpr Kernels table = {"avx512",
                            maximum_codes,
                            accumulate,
                            interpolate,
+                           &functions,
                            winograd};
 
 } // namespace

@@ -5,7 +5,7 @@
 //            +----+----+-----+----+
 //    x[s] -> | a0 | a1 | ... | a7 |   a[c] += x[s] * w[s][c]
 //            +----+----+-----+----+
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 #include <cmath>
 #include <cstring>
@@ -60,9 +60,69 @@ inline I multiply_add(I a, I b, I c) {
     return a * b + c;
 }
 
-#include "vector_kernels.inl"
+// For functions.inl
+using M = bool;
+inline F sub(F a, F b) {
+    return a - b;
+}
+inline F mul(F a, F b) {
+    return a * b;
+}
+inline F div(F a, F b) {
+    return a / b;
+}
+inline F square_root(F a) {
+    return std::sqrt(a);
+}
+inline F round_even(F a) {
+    return std::nearbyint(a);
+}
+inline I to_int(F a) { // whole
+    return static_cast<I>(a);
+}
+inline I bits_of(F a) {
+    I bits;
+    std::memcpy(&bits, &a, 4);
+    return bits;
+}
+inline F from_bits(I a) {
+    F value;
+    std::memcpy(&value, &a, 4);
+    return value;
+}
+inline I bit_and(I a, I b) {
+    return a & b;
+}
+inline I bit_or(I a, I b) {
+    return a | b;
+}
+inline I halved(I a) { // rounded down
+    return a >> 1;
+}
+inline I minus(I a, I b) {
+    return a - b;
+}
+inline I to_exponent(I a) { // places it where a float has its exponent
+    return static_cast<I>(static_cast<uint32_t>(a) << 23);
+}
+inline I exponent_of(I a) { // of a float that is not negative
+    return a >> 23;
+}
+inline M less(F a, F b) {
+    return a < b;
+}
+inline M is_nan(F a) {
+    return a != a;
+}
+inline F choose(M m, F a, F b) {
+    return m ? a : b;
+}
 
-#include "toom_cook.inl"
+#include "kernels/vector_kernels.inl"
+
+#include "kernels/functions.inl"
+
+#include "kernels/toom_cook.inl"
 
 constexpr int kLanes = 8; // channels of a block
 
@@ -130,7 +190,7 @@ constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 constexpr Kernels table = {"scalar",        integer,          &float_dot,    &float_toom_cook, toom_cook_input,
                            depthwise_codes, depthwise_floats, epilogue_rows, lookup_offsets,   pixel_pair_offsets,
                            widen,           to_floats,        sums,          maximum,          maximum_codes,
-                           accumulate,      interpolate};
+                           accumulate,      interpolate,      &functions};
 
 } // namespace
 

@@ -1,5 +1,5 @@
 // See arena_planner.h.
-#include "arena_planner.h"
+#include "plan/arena_planner.h"
 
 #include <algorithm>
 #include <utility>

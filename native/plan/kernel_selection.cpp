@@ -1,10 +1,11 @@
 // See kernel_selection.h.
-#include "kernel_selection.h"
+#include "plan/kernel_selection.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "panels.h"
+#include "plan/panels.h"
+#include "plan/taps.h"
 
 namespace anyprec {
 namespace {
@@ -56,7 +57,7 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
         const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
                              kernel.coding != Coding::split8; // window sums per group would cost more
         if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
-            (op.groups > 1 && !grouped))
+            (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)))
             continue;
         const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
         const double rate = kernel.products_per_cycle *
@@ -76,23 +77,24 @@ int patches_at_once(const Winograd &kernel, int in, int out) {
 const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,
                                 const TileKernel &direct) {
     const bool fits = op.kernel[0] == 3 && op.kernel[1] == 3 && op.stride[0] == 1 && op.stride[1] == 1 &&
-                      op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1;
+                      op.dilation[0] == 1 && op.dilation[1] == 1 && op.groups == 1 && !op.transposed;
     // Four times the largest sum must fit 32 bits: at 8 bits that is 917 channels.
-    const int64_t largest = int64_t(9) * in.c * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
+    const int64_t largest = int64_t(9) * in.c() * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
     if (!fits || !kernels.winograd || 4 * largest >= int64_t(1) << 31)
         return nullptr;
-    const double pixels = static_cast<double>(out.h) * out.w;
-    const double patches = (static_cast<double>(out.h) + out.h % 2) * (out.w + out.w % 2) / 4;
+    const double pixels = static_cast<double>(out.h()) * out.w();
+    const double patches = (static_cast<double>(out.h()) + out.h() % 2) * (out.w() + out.w() % 2) / 4;
     const Winograd *best = nullptr;
-    double least = product_cycles(direct, pixels, 9, in.c, out.c) + kEpilogueCycles * pixels * out.c +
-                   panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c, out.c);
+    double least = product_cycles(direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
+                   panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c(), out.c());
     for (const Winograd *const *p = kernels.winograd; *p; ++p) {
         const Winograd &w = **p;
         if (!supports(w.tile, bits))
             continue;
-        const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c, out.c)));
-        const double cycles = product_cycles(w.tile, patches, 16, in.c, out.c) +
-                              w.transform * patches * (in.c + out.c) + panel_cycles(w.tile, passes, 16, in.c, out.c);
+        const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c(), out.c())));
+        const double cycles = product_cycles(w.tile, patches, 16, in.c(), out.c()) +
+                              w.transform * patches * (in.c() + out.c()) +
+                              panel_cycles(w.tile, passes, 16, in.c(), out.c());
         if (cycles < least)
             best = &w, least = cycles;
     }

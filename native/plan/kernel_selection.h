@@ -2,9 +2,9 @@
 // op, its weight, bits and sizes. Out: a kernel. Called by plan_conv.cpp.
 #pragma once
 
-#include "graph.h"
-#include "kernels.h"
-#include "shapes.h"
+#include "format/graph.h"
+#include "format/shapes.h"
+#include "kernels/kernels.h"
 
 namespace anyprec {
 

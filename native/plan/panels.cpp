@@ -1,11 +1,11 @@
 // See panels.h.
-#include "panels.h"
+#include "plan/panels.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-#include "toom_cook.h"
+#include "run/toom_cook.h"
 
 namespace anyprec {
 namespace {
@@ -213,7 +213,8 @@ std::vector<float> weight_floats(const Weight &weight) {
     return values;
 }
 
-Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups) {
+Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups,
+                  const std::vector<int> &tap_order) {
     if (kernel.algorithm == Algorithm::winograd)
         return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
@@ -243,7 +244,8 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                 const int lane = lane_of(kernel, c % lanes);
                 const size_t stride = vector << block.log2_vectors; // from one step to the next
                 uint8_t *to = panel.data + g * group_bytes + block.panel + vector * (c / lanes);
-                for (int tap = 0; tap < taps; ++tap)
+                for (int t = 0; t < taps; ++t) {
+                    const int tap = tap_order.empty() ? t : tap_order[static_cast<size_t>(t)];
                     for (int s = 0; s < steps; ++s, to += stride)
                         for (int j = 0; j < group; ++j) {
                             // A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
@@ -278,6 +280,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                                 break;
                             }
                         }
+                }
             }
     if (is_lookup)
         panel.safe_steps = count_safe_steps(panel, kernel, blocks, groups, taps * steps);
@@ -303,6 +306,22 @@ Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits) 
             const int32_t value = 2 * codes[static_cast<size_t>(c) * taps + t] + 1 - (1 << bits);
             std::memcpy(panel.data + 4 * (static_cast<size_t>(t) * channels + c), &value, 4);
         }
+    return panel;
+}
+
+Panel build_recurrent_panel(const Weight &weight, int width) {
+    const size_t gates = static_cast<size_t>(weight.shape[0]), row = static_cast<size_t>(weight.shape[3]);
+    const size_t hidden = row - 1, lanes = static_cast<size_t>(width), padded = (gates + lanes - 1) / lanes * lanes;
+    Panel panel = allocate(4 * padded * row);
+    panel.group_bytes = panel.bytes;
+    float *bias = reinterpret_cast<float *>(panel.data), *weights = bias + padded;
+    for (size_t g = 0; g < padded; ++g) {
+        const float *from = g < gates ? weight.values + g * row : nullptr;
+        bias[g] = from ? from[hidden] : 0.0f;
+        float *to = weights + g / lanes * lanes * hidden + g % lanes;
+        for (size_t k = 0; k < hidden; ++k)
+            to[k * lanes] = from ? from[k] : 0.0f;
+    }
     return panel;
 }
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "graph.h"
-#include "kernels.h"
+#include "format/graph.h"
+#include "kernels/kernels.h"
 
 namespace anyprec {
 
@@ -61,9 +61,14 @@ std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int 
 // Float values of a weight: its own, or the tail of a quantized weight.
 std::vector<float> weight_floats(const Weight &weight);
 
-Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups);
+// `tap_order`: the taps in the order of the panel; empty: as in the file.
+Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups,
+                  const std::vector<int> &tap_order = {});
 
 // For depthwise_codes and depthwise_floats: [tap][channel], int32 2c + 1 - 2^k, or float (bits 32).
 Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits);
+
+// For recurrent layers: biases [panels * width], then weights [panel][hidden][width] of `width` gate rows each.
+Panel build_recurrent_panel(const Weight &weight, int width);
 
 } // namespace anyprec

@@ -1,24 +1,24 @@
 // See plan.h and plan_builder.h. In reading order: all ops, ops with a step of their own, memory.
-#include "plan.h"
+#include "plan/plan.h"
 
 #include <limits>
 
-#include "plan_builder.h"
+#include "plan/plan_builder.h"
 
 namespace anyprec {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-Builder::Builder(const Graph &g, int profile_number, int images, int height, int width, const Kernels &k,
+Builder::Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
                  const PanelSource &p)
     : graph(g), profile(g.profiles[static_cast<size_t>(profile_number)]), row(static_cast<size_t>(profile_number)),
       kernels(k), panels(p) {
-    plan.images = images;
-    plan.shapes = infer_shapes(g, images, height, width);
+    plan.images = inputs[0].n;
+    plan.shapes = infer_shapes(g, inputs);
     for (size_t v = 0; v < plan.shapes.size(); ++v) { // so that pixels and byte offsets fit 32 bits
-        const int64_t pixels = static_cast<int64_t>(plan.shapes[v].h) * plan.shapes[v].w;
-        if ((pixels + 1) * plan.shapes[v].c >= int64_t(1) << 31)
-            too_large(static_cast<int>(v), static_cast<uint64_t>(pixels) * plan.shapes[v].c);
+        const int64_t pixels = plan.shapes[v].pixels();
+        if (pixels >= int64_t(1) << 31 || (pixels + 1) * plan.shapes[v].c() >= int64_t(1) << 31)
+            too_large(static_cast<int>(v), static_cast<uint64_t>(pixels) * plan.shapes[v].c());
     }
 }
 
@@ -36,11 +36,15 @@ Plan Builder::build() {
     for (size_t v = 0; v < values; ++v)
         plan.codes.push_back(has_codes(static_cast<int>(v)));
 
+    find_roots();
     pad_input();
-    use(0, buffer(0)); // the caller writes it before the first step
+    for (size_t v = 0; v < graph.input_count(); ++v)
+        use(0, buffer(static_cast<int>(v))); // the caller writes them before the first step
     for (size_t i = 0; i < graph.ops.size(); ++i) {
         const OpKind kind = graph.ops[i].kind;
-        if (fused[i])
+        if (fused[i] || kind == OpKind::input || root[i + 1] != static_cast<int>(i) + 1)
+            continue; // or only another view of a value
+        if (kind == OpKind::constant && !needs_memory(static_cast<int>(i) + 1))
             continue;
         if (kind == OpKind::conv || kind == OpKind::linear)
             conv_step(static_cast<int>(i));
@@ -52,7 +56,11 @@ Plan Builder::build() {
     overwrite_residuals();
     lay_out();
     ConvStep *before = nullptr;
-    for (const Step &s : plan.steps)
+    for (const Step &s : plan.steps) {
+        if (s.recurrent) {
+            plan.panels.push_back(s.recurrent->panel);
+            plan.panel_bytes += s.recurrent->panel->bytes;
+        }
         if (s.conv) {
             plan.panels.push_back(s.conv->panel);
             plan.panel_bytes += s.conv->panel->bytes;
@@ -62,6 +70,7 @@ Plan Builder::build() {
             if (s.conv->winograd)
                 plan.table_bytes += 4 * s.conv->winograd->grid.size();
         }
+    }
     plan.table_bytes += taps.bytes_in_use();
     return std::move(plan);
 }
@@ -97,7 +106,7 @@ void Builder::plain_step(int number) {
         kind = Kind::resize;
         break;
     case OpKind::softmax:
-        kind = Kind::softmax;
+        kind = op.single ? Kind::softmax_single : Kind::softmax;
         break;
     case OpKind::flatten:
         kind = Kind::flatten;
@@ -105,26 +114,61 @@ void Builder::plain_step(int number) {
     case OpKind::pad:
         kind = Kind::pad;
         break;
+    case OpKind::constant:
+        kind = Kind::constant;
+        break;
+    case OpKind::transpose:
+        kind = Kind::transpose;
+        break;
+    case OpKind::slice:
+    case OpKind::gather:
+        kind = Kind::pick;
+        break;
+    case OpKind::pointwise:
+        kind = Kind::pointwise;
+        break;
+    case OpKind::binary:
+        kind = Kind::binary;
+        break;
+    case OpKind::reduce:
+        kind = Kind::reduce;
+        break;
+    case OpKind::norm:
+        kind = Kind::norm;
+        break;
+    case OpKind::matmul:
+        kind = Kind::matmul;
+        break;
+    case OpKind::embedding:
+        kind = Kind::embedding;
+        break;
+    case OpKind::recurrent:
+        kind = Kind::recurrent;
+        break;
     default:
         break;
     }
     const int step = step_number();
     Step &s = add_step(kind, &op);
     for (int input : op.inputs) {
-        s.inputs.push_back(buffer(input));
+        const float *constant = reads_constants(op) ? constant_of(input) : nullptr;
+        s.constants.push_back(constant);
+        s.inputs.push_back(constant ? Buffer() : buffer(input));
         s.input_shapes.push_back(shape(input));
-        use(step, s.inputs.back());
+        if (!constant)
+            use(step, s.inputs.back());
     }
     s.out = buffer(number + 1);
     s.shape = shape(number + 1);
     s.codes = has_codes(number + 1);
     write(step, s, s.out);
     plain_epilogue(number, s);
+    axes_step(number, s, step);
 }
 
 void Builder::plain_epilogue(int number, Step &s) const {
     const Op &op = graph.ops[static_cast<size_t>(number)];
-    const int channels = s.shape.c;
+    const int channels = s.shape.c();
     Epilogue &e = s.epilogue;
     if (op.kind == OpKind::affine) {
         set_scale(op, channels, e.scale, e.shift);
@@ -169,11 +213,12 @@ void Builder::too_large(int value, uint64_t bytes) const {
                      std::to_string(bytes >> 20) + " MiB; the engine holds at most 2048, give a smaller image");
 }
 
-Buffer Builder::make_buffer(int value, size_t pixel_bytes, int pixels) {
+Buffer Builder::make_buffer(int value, size_t bytes, int pixels, size_t shift) {
     Buffer p;
     p.pixels = pixels;
-    p.pixel = pixel_bytes;
-    p.image = (pixel_bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
+    p.pixel = bytes;
+    p.shift = shift;
+    p.image = (shift + bytes * (static_cast<size_t>(p.pixels) + 1) + 63) / 64 * 64;
     if (p.image >= size_t(1) << 31)
         too_large(value, p.image);
     // Kernels read whole steps: up to 127 bytes past the last pixel.
@@ -184,9 +229,17 @@ Buffer Builder::make_buffer(int value, size_t pixel_bytes, int pixels) {
 // The buffer of a value, made on first use.
 Buffer Builder::buffer(int value) {
     Buffer &p = plan.buffers[static_cast<size_t>(value)];
-    if (!p.pixel)
-        p = make_buffer(value, static_cast<size_t>(shape(value).c) * (has_codes(value) ? 1 : 4),
-                        shape(value).h * shape(value).w);
+    if (p.pixel)
+        return p;
+    const int from = root[static_cast<size_t>(value)];
+    const size_t bytes = pixel_bytes(value), shift = zeros[static_cast<size_t>(from)] - bytes;
+    const int pixels = static_cast<int>(shape(value).pixels());
+    if (from == value)
+        return p = make_buffer(value, bytes, pixels, shift);
+    p = buffer(from);
+    p.pixel = bytes;
+    p.pixels = pixels;
+    p.shift = shift;
     return p;
 }
 
@@ -199,14 +252,14 @@ size_t Builder::scratch(size_t bytes, int step) {
 
 void Builder::write(int number, Step &step, const Buffer &p) {
     use(number, p);
-    step.zero_rows.push_back({p.offset, p.image, p.pixel});
+    step.zero_rows.push_back({p.offset, p.image, p.shift + p.pixel});
 }
 
-// Calls body(offset) for every arena offset in a plan.
-template <typename Body> void over_offsets(Plan &plan, Body body) {
+// Calls body(offset) for every arena offset in a plan, and of_buffer(buffer) for those in buffers.
+template <typename Body, typename OfBuffer> void over_offsets(Plan &plan, Body body, OfBuffer of_buffer) {
     const auto visit = [&](Buffer &p) {
         if (p.pixel)
-            body(p.offset);
+            of_buffer(p);
     };
     for (Buffer &p : plan.buffers)
         visit(p);
@@ -216,6 +269,12 @@ template <typename Body> void over_offsets(Plan &plan, Body body) {
         visit(s.out);
         for (ZeroRow &zeros : s.zero_rows)
             body(zeros.offset);
+        if (s.matmul && s.matmul->packs)
+            body(s.matmul->scratch);
+        if (s.reduce && s.reduce->copies)
+            body(s.reduce->scratch);
+        if (s.recurrent)
+            body(s.recurrent->scratch);
         if (s.prepare)
             for (Buffer *p : {&s.prepare->from, &s.prepare->to, &s.prepare->sums})
                 visit(*p);
@@ -244,21 +303,27 @@ void Builder::overwrite_residuals() {
         const ConvStep *conv = plan.steps[i].conv.get();
         if (!conv || !conv->has_residual || !conv->has_out)
             continue;
-        // Not where the convolution also reads it as input: neighboring pixels would see the sum.
+        // Not where the convolution also reads it as input: neighboring pixels would see the sum. Reshaped values may
+        // have their pixels at different places in objects of one size.
         const size_t old = conv->out.offset, now = conv->residual.offset;
-        if (conv->input.offset != now && memory.hand_over(now, old, static_cast<int>(i)))
-            over_offsets(plan, [&](size_t &offset) { offset = offset == old ? now : offset; });
+        const bool same_place = conv->out.shift == 0 && conv->residual.shift == 0;
+        if (same_place && conv->input.offset != now && memory.hand_over(now, old, static_cast<int>(i))) {
+            const auto hand_over = [&](size_t &offset) { offset = offset == old ? now : offset; };
+            over_offsets(plan, hand_over, [&](Buffer &p) { hand_over(p.offset); });
+        }
     }
 }
 
 void Builder::lay_out() {
     plan.arena_bytes = memory.lay_out();
-    over_offsets(plan, [&](size_t &offset) { offset = memory.offset(offset); });
+    over_offsets(
+        plan, [&](size_t &offset) { offset = memory.offset(offset); },
+        [&](Buffer &p) { p.offset = memory.offset(p.offset) + p.shift; });
 }
 
-Plan make_plan(const Graph &graph, int profile, int images, int height, int width, const Kernels &kernels,
+Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,
                const PanelSource &panels) {
-    return Builder(graph, profile, images, height, width, kernels, panels).build();
+    return Builder(graph, profile, inputs, kernels, panels).build();
 }
 
 } // namespace anyprec

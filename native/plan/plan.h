@@ -1,25 +1,29 @@
-// Plan: a graph prepared for one profile and one input size. In: Graph, profile, H, W, kernels, panels. Out: an ordered
-// list of steps over one block of memory (the arena); running it allocates nothing (execute.h). A convolution's step
-// fuses the clip, add, clip and quantize that follow it: the arithmetic (ARITHMETIC.md) is the same, but intermediate
-// values stay out of memory. Built and kept by engine.cpp.
+// Plan: a graph prepared for one profile and one size of its inputs. In: Graph, profile, shapes, kernels, panels. Out:
+// an ordered list of steps over one block of memory (the arena); running it allocates nothing (execute.h). A
+// convolution's step fuses the clip, add, clip and quantize that follow it: the arithmetic (ARITHMETIC.md) is the same,
+// but intermediate values stay out of memory. Built and kept by engine.cpp.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
-#include "graph.h"
-#include "kernels.h"
-#include "panels.h"
-#include "shapes.h"
-#include "taps.h"
+#include "format/graph.h"
+#include "format/shapes.h"
+#include "kernels/kernels.h"
+#include "plan/axes.h"
+#include "plan/panels.h"
+#include "plan/taps.h"
 
 namespace anyprec {
 
-// Where a value lives in the arena. Each image is a pixel of zeros, which taps outside the image read, followed by its
-// pixels. The images of a batch follow each other.
+// Where a value lives in the arena. A value of any number of axes is pixels of C numbers, where C is the last axis.
+// Each image is a pixel of zeros, which taps outside the image read, followed by its pixels. The images of a batch
+// follow each other. A reshaped value is the same memory with pixels of another size: there is room for the largest
+// pixel of zeros, and smaller ones are its end.
 struct Buffer {
     size_t offset = 0;
+    size_t shift = 0; // bytes in front of the pixel of zeros that are part of a larger one
     size_t pixel = 0; // bytes
     size_t image = 0; // bytes, the pixel of zeros included
     int pixels = 0;
@@ -69,6 +73,7 @@ constexpr int kSlots = 16; // a convolution gains nothing from more threads
 struct ConvStep {
     const Op *op = nullptr;
     bool integer = false, depthwise = false;
+    bool phases = false; // transposed: outputs that read the same taps are computed together (taps.h)
     const TileKernel *kernel = nullptr;
     std::shared_ptr<const Panel> panel;
     const Panel *next = nullptr; // of the next convolution, for prefetching
@@ -120,7 +125,35 @@ struct Plan {
 
 // A pixel of zeros to write before a step runs, at the start of every image of a buffer.
 struct ZeroRow {
-    size_t offset, image, pixel; // as in Buffer
+    size_t offset, image, pixel; // as in Buffer; with `shift`
+};
+
+// A product of matrices: ARITHMETIC.md, section 8. The second matrix is packed into panels of kernels.matmul_width
+// columns, [panel][k][width], where that pays or it is transposed.
+struct MatmulStep {
+    int m = 0, k = 0, n = 0;
+    Broadcast matrices; // leading axes: offsets of whole matrices in floats
+    bool packs = false;
+    int panels = 0;
+    size_t packed_count = 0; // matrices to pack per image
+    int packed_images = 1;   // 1 where the second value is a constant
+    size_t panel_floats = 0, scratch = 0;
+};
+
+// A reduce or norm over axes. As rows: [outer][terms], contiguous; else [outer][terms][inner], terms added one by one.
+// Where the axes are not in that order, the value is first copied into scratch in that order (and back, for a norm).
+struct ReduceStep {
+    bool rows = false;
+    size_t outer = 1, terms = 1, inner = 1;
+    bool copies = false;
+    Permutation there, back;
+    size_t scratch = 0, scratch_image = 0; // arena, bytes per image
+};
+
+struct RecurrentStep {
+    std::shared_ptr<const Panel> panel;
+    int hidden = 0, gates = 0, length = 0;
+    size_t scratch = 0; // arena: sums of the gates and the state c, per image
 };
 
 struct Step {
@@ -135,12 +168,24 @@ struct Step {
         resize,
         softmax,
         flatten,
-        pad
+        pad,
+        constant,
+        transpose,
+        pick, // slice, gather
+        pointwise,
+        binary,
+        reduce,
+        norm,
+        softmax_single,
+        matmul,
+        embedding,
+        recurrent
     };
     Kind kind;
     const Op *op = nullptr;
     std::vector<Buffer> inputs;
     std::vector<Shape> input_shapes;
+    std::vector<const float *> constants; // binary, matmul: by input, its numbers where it is a constant, else nullptr
     Buffer out;
     Shape shape; // of the result
     bool codes = false;
@@ -148,14 +193,22 @@ struct Step {
     std::vector<float> scale, shift; // dequantize, per channel
     std::shared_ptr<ConvStep> conv;
     std::shared_ptr<PrepareStep> prepare;
+    const float *weight = nullptr; // constant, embedding
+    int weight_rows = 0;           // embedding
+    Permutation permutation;       // transpose
+    Broadcast broadcast;           // binary
+    std::shared_ptr<MatmulStep> matmul;
+    std::shared_ptr<ReduceStep> reduce;
+    std::shared_ptr<RecurrentStep> recurrent;
     std::vector<ZeroRow> zero_rows;
 };
 
-// Returns the panel of a weight; engine.cpp keeps panels.
-using PanelSource =
-    std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel, int groups)>;
+// Returns the panel of a weight (panels.h); engine.cpp keeps panels. Without a kernel: that of a depthwise convolution,
+// or with groups 0 that of a recurrent layer.
+using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel,
+                                                               int groups, const std::vector<int> &tap_order)>;
 
-Plan make_plan(const Graph &graph, int profile, int images, int height, int width, const Kernels &kernels,
+Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,
                const PanelSource &panels);
 
 } // namespace anyprec

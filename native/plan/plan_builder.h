@@ -1,5 +1,5 @@
 // Builder: makes a Plan op by op. In: the arguments of make_plan. Out: the plan, from build(). Convolutions and the ops
-// fused with them are in plan_conv.cpp, everything else in plan.cpp.
+// fused with them are in plan_conv.cpp, operations of format 3 in plan_axes.cpp, everything else in plan.cpp.
 #pragma once
 
 #include <map>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "arena_planner.h"
-#include "kernel_selection.h"
-#include "plan.h"
+#include "plan/arena_planner.h"
+#include "plan/kernel_selection.h"
+#include "plan/plan.h"
 
 namespace anyprec {
 
@@ -23,7 +23,7 @@ struct Fused {
 
 class Builder {
   public:
-    Builder(const Graph &g, int profile_number, int images, int height, int width, const Kernels &k,
+    Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
             const PanelSource &p);
     Plan build();
 
@@ -39,6 +39,8 @@ class Builder {
     std::vector<std::vector<int>> readers; // by value: op numbers
     std::vector<bool> is_output;           // by value
     std::vector<bool> fused;               // by op
+    std::vector<int> root;                 // by value: the value whose memory it has; itself, unless it is reshaped
+    std::vector<size_t> zeros;             // by root: bytes of the largest pixel of zeros
 
     // Until all lifetimes are known, Buffer::offset is the number of an ArenaPlanner object.
     ArenaPlanner memory;
@@ -63,6 +65,17 @@ class Builder {
     void set_clip(int op, bool &on, float &low, float &high) const;
     void set_codes(int quantize, int channels, Epilogue &e) const;
 
+    // Operations of format 3, in plan_axes.cpp
+    bool acts_as_reshape(const Op &op) const;
+    void find_roots();
+    const float *constant_of(int value) const;
+    bool reads_constants(const Op &op) const { return op.kind == OpKind::binary || op.kind == OpKind::matmul; }
+    bool needs_memory(int constant) const;
+    void axes_step(int op, Step &step, int number);
+    void matmul_step(Step &step, int number);
+    void reduce_step(Step &step, int number);
+    void recurrent_step(Step &step, int number);
+
     // Convolutions, in plan_conv.cpp
     int sole_reader(int value) const;
     bool acts_as_clip(int op) const;
@@ -80,7 +93,8 @@ class Builder {
     // Memory
     [[noreturn]] void too_large(int value, uint64_t bytes) const;
     Buffer buffer(int value);
-    Buffer make_buffer(int value, size_t pixel_bytes, int pixels);
+    size_t pixel_bytes(int value) const { return static_cast<size_t>(shape(value).c()) * (has_codes(value) ? 1 : 4); }
+    Buffer make_buffer(int value, size_t pixel_bytes, int pixels, size_t shift = 0);
     size_t scratch(size_t bytes, int step);
     void use(int step, const Buffer &p) { memory.use(p.offset, step); }
     void write(int number, Step &step, const Buffer &p); // with its pixel of zeros

@@ -3,12 +3,21 @@
 #include <algorithm>
 #include <map>
 
-#include "kernel_selection.h"
-#include "plan_builder.h"
-#include "toom_cook.h"
-#include "winograd.h"
+#include "plan/kernel_selection.h"
+#include "plan/plan_builder.h"
+#include "run/toom_cook.h"
+#include "run/winograd.h"
 
 namespace anyprec {
+
+namespace {
+
+// A linear reads values of any number of axes: a 1x1 convolution of one line of pixels.
+Shape as_image(const Shape &shape) {
+    return shape.is_image() ? shape : Shape(shape.n, {1, static_cast<int>(shape.pixels()), shape.c()});
+}
+
+} // namespace
 
 // --- Fusion -------------------------------------------------------------------------------------------------------
 
@@ -59,36 +68,36 @@ Fused Builder::fuse(int conv) {
 // --- Algorithm and kernel -----------------------------------------------------------------------------------------
 
 void Builder::pad_input() {
-    const Shape in = shape(0);
+    const Shape in = as_image(shape(0));
     PaddedInput &f = plan.padded_input;
-    f.height = in.h;
-    f.width = in.w;
+    f.height = in.h();
+    f.width = in.w();
     const int reader = sole_reader(0);
     if (reader < 0 || graph.ops[static_cast<size_t>(reader)].kind != OpKind::conv)
         return;
     const Op &op = graph.ops[static_cast<size_t>(reader)];
     const Shape out = shape(reader + 1);
-    if (op.groups > 1 || op.dilation[1] > 1 || uses_toom_cook(op))
+    if (op.groups > 1 || op.dilation[1] > 1 || op.transposed || uses_toom_cook(op))
         return;
     const auto reach = [&](int axis, int size) { // of the last window, in 64 bits: strides have no limit
         return static_cast<int64_t>(size - 1) * op.stride[axis] +
                static_cast<int64_t>(op.kernel[axis] - 1) * op.dilation[axis] + 1;
     };
-    const int64_t height = std::max<int64_t>(op.pad[0] + static_cast<int64_t>(in.h), reach(0, out.h));
-    const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w), reach(1, out.w));
-    if (height > 2 * static_cast<int64_t>(in.h) + 16 || width > 2 * static_cast<int64_t>(in.w) + 16)
+    const int64_t height = std::max<int64_t>(op.pad[0] + static_cast<int64_t>(in.h()), reach(0, out.h()));
+    const int64_t width = std::max<int64_t>(op.pad[1] + static_cast<int64_t>(in.w()), reach(1, out.w()));
+    if (height > 2 * static_cast<int64_t>(in.h()) + 16 || width > 2 * static_cast<int64_t>(in.w()) + 16)
         return; // mostly padding
-    if (height * width >= (int64_t(1) << 28) / in.c)
+    if (height * width >= (int64_t(1) << 28) / in.c())
         return; // near the limit of a buffer
     f = {op.pad[0], op.pad[1], static_cast<int>(height), static_cast<int>(width), true};
-    plan.buffers[0] = make_buffer(0, 4 * static_cast<size_t>(in.c), f.height * f.width);
+    plan.buffers[0] = make_buffer(0, 4 * static_cast<size_t>(in.c()), f.height * f.width);
 }
 
 void Builder::conv_step(int number) {
     const Op &op = graph.ops[static_cast<size_t>(number)];
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const int value = op.inputs[0];
-    const Shape in = shape(value), out = shape(number + 1);
+    const Shape in = as_image(shape(value)), out = as_image(shape(number + 1));
     const Fused a = fuse(number);
 
     auto conv = std::make_shared<ConvStep>();
@@ -99,23 +108,24 @@ void Builder::conv_step(int number) {
     conv->group_in = weight.shape[3];
     conv->group_out = weight.shape[0] / op.groups;
     conv->taps = op.kernel[0] * op.kernel[1];
-    conv->out_channels = out.c;
-    conv->out_pixels = out.h * out.w;
-    conv->out_width = out.w;
-    conv->in_width = in.w;
-    conv->in_height = in.h;
+    conv->out_channels = out.c();
+    conv->out_pixels = out.h() * out.w();
+    conv->out_width = out.w();
+    conv->in_width = in.w();
+    conv->in_height = in.h();
+    conv->phases = conv->integer && !conv->depthwise && has_phases(op);
     if (conv->integer)
-        conv->tap_pixels = taps.pixels(op, in, out);
+        conv->tap_pixels = taps.pixels(op, in, out, conv->phases);
     choose_algorithm(*conv, value, in, out, fusible_pool(a, out));
 
     Epilogue &e = conv->epilogue;
-    set_scale(op, out.c, e.scale, e.shift);
+    set_scale(op, out.c(), e.scale, e.shift);
     if (a.clip_first >= 0)
         set_clip(a.clip_first, e.clip_first, e.low_first, e.high_first);
     if (a.clip_second >= 0)
         set_clip(a.clip_second, e.clip_second, e.low_second, e.high_second);
     if (a.quantize >= 0)
-        set_codes(a.quantize, out.c, e);
+        set_codes(a.quantize, out.c(), e);
 
     const int step = step_number(); // after that of prepare
     Step &s = add_step(Step::Kind::conv, &op);
@@ -126,7 +136,7 @@ void Builder::conv_step(int number) {
 // The max pool that is the only reader of a convolution's result, if the result is too large for L2; -1: none.
 int Builder::fusible_pool(const Fused &a, const Shape &out) const {
     const int reader = sole_reader(a.value);
-    const bool large = 4 * static_cast<int64_t>(out.h) * out.w * out.c >= 1 << 20;
+    const bool large = 4 * static_cast<int64_t>(out.h()) * out.w() * out.c() >= 1 << 20;
     return large && a.quantize < 0 && a.residual < 0 && reader >= 0 &&
                    graph.ops[static_cast<size_t>(reader)].kind == OpKind::max_pool
                ? reader
@@ -140,13 +150,13 @@ void Builder::plan_pool(ConvStep &conv, int pool, const Shape &out) {
     p.op = &graph.ops[static_cast<size_t>(pool)];
     p.from = out;
     p.shape = shape(pool + 1);
-    const size_t line = 4 * static_cast<size_t>(out.w) * out.c;
+    const size_t line = 4 * static_cast<size_t>(out.w()) * out.c();
     const int reach = (p.op->kernel[0] - 1) * p.op->dilation[0] + 1, stride = p.op->stride[0];
-    p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h);
+    p.band = std::clamp((static_cast<int>(kBand / line) - reach) / stride + 1, 1, p.shape.h());
     const int more = conv.toom_cook ? 2 * (kToomCookOutputs - 1) : 0; // whole tiles at both ends
-    p.bytes = line * static_cast<size_t>(std::min(out.h, (p.band - 1) * stride + reach + more));
+    p.bytes = line * static_cast<size_t>(std::min(out.h(), (p.band - 1) * stride + reach + more));
     // No more memory than the whole result would take.
-    const size_t whole = line * static_cast<size_t>(out.h) * static_cast<size_t>(plan.images);
+    const size_t whole = line * static_cast<size_t>(out.h()) * static_cast<size_t>(plan.images);
     p.slots = static_cast<int>(std::min<size_t>(conv.toom_cook ? conv.toom_cook->slots : kSlots, whole / p.bytes));
     fused[static_cast<size_t>(pool)] = true;
 }
@@ -163,7 +173,7 @@ const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, c
         if (winograd || conv.kernel->coding != Coding::split8)
             break;
         constexpr size_t kFew = 5; // at most one step in five may be extra
-        const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups);
+        const auto panel = panels(op.weight, bits.weights, conv.kernel, op.groups, tap_order(op));
         const int group = conv.kernel->step_channels;
         const size_t steps = static_cast<size_t>((conv.group_in + group - 1) / group) * static_cast<size_t>(conv.taps);
         if (kFew * panel->extra.size() <= steps * panel->extras.size())
@@ -182,7 +192,7 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
     Epilogue &e = conv.epilogue;
     if (conv.depthwise) {
         conv.input = buffer(value);
-        conv.panel = panels(op.weight, bits.weights, nullptr, op.groups);
+        conv.panel = panels(op.weight, bits.weights, nullptr, op.groups, {});
         conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels, false);
     } else {
         const bool toom_cook = !conv.integer && uses_toom_cook(op);
@@ -196,7 +206,8 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
             conv.taps = kToomCookPoints * kToomCookPoints;
         conv.steps = ((toom_cook ? 4 : 1) * conv.group_in + kernel.step_channels - 1) / kernel.step_channels;
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
-        conv.panel = panels(op.weight, bits.weights, &kernel, op.groups);
+        conv.panel =
+            panels(op.weight, bits.weights, &kernel, op.groups, conv.phases ? tap_order(op) : std::vector<int>());
         if (conv.integer)
             prepare(conv, value, in, out);
         else
@@ -208,23 +219,24 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
         if (toom_cook && conv.toom_cook->bytes >= size_t(1) << 31) // floats are counted in 32 bits
             too_large(value, conv.toom_cook->bytes);
         const bool in_pairs = kernel.input == Input::lookup_pairs;
-        if (pool >= 0 && !winograd && !in_pairs && conv.panel->bytes <= size_t(256) << 10)
+        if (pool >= 0 && !winograd && !in_pairs && !conv.phases && conv.panel->bytes <= size_t(256) << 10)
             plan_pool(conv, pool, out);
-        const int whole = conv.fused_pool ? out.w : conv.out_pixels; // no tile crosses a multiple of it
-        Op read = op;                                                // what a tile reads
+        const int whole = conv.fused_pool ? out.w() : conv.out_pixels; // no tile crosses a multiple of it
+        Op read = op;                                                  // what a tile reads
         Shape from = in;
         if (value == 0 && plan.padded_input.on) {
             conv.taps = op.kernel[0];
             conv.steps = conv.group_in * op.kernel[1];
             read.kernel[1] = 1;
             std::fill(read.pad, read.pad + 4, 0);
-            from.h = plan.padded_input.height;
-            from.w = plan.padded_input.width;
+            from.size[0] = plan.padded_input.height;
+            from.size[1] = plan.padded_input.width;
         }
         for (const Block &block : conv.blocks)
             if (kernel.algorithm == Algorithm::direct)
-                conv.offsets[block.log2_vectors] = taps.offsets(read, from, out, kernel.max_rows[block.log2_vectors],
-                                                                conv.input.pixel, whole, conv.integer, in_pairs);
+                conv.offsets[block.log2_vectors] =
+                    taps.offsets(read, from, out, kernel.max_rows[block.log2_vectors], conv.input.pixel, whole,
+                                 conv.integer, in_pairs, conv.phases);
         if (kernel.window) {
             e.doublings = 1;
             e.window_factor = window_factor(kernel, bits.weights);
@@ -252,7 +264,7 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         p->from = from;
         p->input = kernel.input;
         p->pairs = pairs;
-        p->channels = shape(value).c;
+        p->channels = in.c();
         p->groups = conv.groups;
         p->steps = conv.steps;
         p->group = kernel.step_channels;
@@ -264,11 +276,11 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         if (make_form) {
             const size_t pixel = 2 * static_cast<size_t>(kernel.input == Input::wide ? p->channels : conv.steps);
             prepared[form] = p->to =
-                make_buffer(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h * in.w);
+                make_buffer(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h() * in.w());
             write(number, step, p->to);
         }
         if (make_sums) {
-            summed[sums] = p->sums = make_buffer(value, 4 * static_cast<size_t>(conv.groups), in.h * in.w);
+            summed[sums] = p->sums = make_buffer(value, 4 * static_cast<size_t>(conv.groups), in.h() * in.w());
             write(number, step, p->sums);
         }
         step.prepare = p;
@@ -283,6 +295,7 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
 void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) const {
     const Weight &weight = graph.weights[static_cast<size_t>(conv.op->weight)];
     const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits);
+    const std::vector<int> order = conv.phases ? tap_order(*conv.op) : std::vector<int>();
     const int count = conv.taps, out = weight.shape[0], in = weight.shape[3], levels = (1 << input_bits) - 1;
     std::vector<int64_t> tap_sums(static_cast<size_t>(out) * count);
     for (size_t i = 0; i < codes.size(); ++i)
@@ -303,7 +316,9 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
         for (int o = 0; o < out; ++o) {
             int64_t sum = 0;
             for (int t = 0; t < count; ++t)
-                sum += inside[static_cast<size_t>(t)] ? tap_sums[static_cast<size_t>(o) * count + t] : 0;
+                if (inside[static_cast<size_t>(t)])
+                    sum +=
+                        tap_sums[static_cast<size_t>(o) * count + (order.empty() ? t : order[static_cast<size_t>(t)])];
             conv.constants.push_back(static_cast<int32_t>(-levels * sum));
         }
     }

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "graph.h"
-#include "kernels.h"
-#include "shapes.h"
+#include "format/graph.h"
+#include "format/shapes.h"
+#include "kernels/kernels.h"
 
 namespace anyprec {
 
@@ -24,7 +24,16 @@ struct Offsets {
     std::vector<int> first_row;       // of each tile, then the end
     std::vector<size_t> first_offset; // of each tile, as an index into `bytes`
     std::vector<TapRange> taps;       // of each tile: the taps it reads
+    std::vector<int> first_pixel;     // phases: the output pixel of each tile's first row; else empty
+    int pixel_step = 1;               // from the output pixel of a row to that of the next
 };
+
+// Phases of a transposed convolution. With strides (sy, sx), output (y, x) reads only taps of one residue along each
+// axis: about one in sy sx. Rows of a tile are outputs of one phase, (y mod sy, x mod sx), in one line, and taps are
+// ordered by residue, so that a phase reads one range of them. Only for integer sums: a float sum of +0 products may
+// turn -0 into +0, so none is left out there.
+bool has_phases(const Op &op);
+std::vector<int> tap_order(const Op &op); // by residue; empty without phases
 
 // What outputs 2k and 2k + 1 read together at each tap. The last output of an odd number is paired with zeros.
 struct PixelPairs {
@@ -34,14 +43,16 @@ struct PixelPairs {
 
 class TapTables {
   public:
-    // [output pixel][tap]: input pixel + 1, 0 outside the image.
-    std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out);
+    // [output pixel][tap]: input pixel + 1, 0 outside the image. With phases: outputs phase by phase, taps in
+    // tap_order.
+    std::shared_ptr<const std::vector<int32_t>> pixels(const Op &op, const Shape &in, const Shape &out,
+                                                       bool phases = false);
     std::shared_ptr<const PixelPairs> pairs(const Op &op, const Shape &in, const Shape &out);
     // Offsets for tiles of at most `rows` output pixels. No tile crosses a multiple of `whole` pixels. `pixel` is the
     // distance in bytes between input pixels, or pairs. `trimmed`: a tile leaves out leading and trailing taps that are
     // outside the image for all of its pixels, and tiles are cut to make more such taps.
     std::shared_ptr<const Offsets> offsets(const Op &op, const Shape &in, const Shape &out, int rows, size_t pixel,
-                                           int whole, bool trimmed, bool in_pairs = false);
+                                           int whole, bool trimmed, bool in_pairs = false, bool phases = false);
     size_t bytes_in_use() const; // of tables that are referenced outside this object
 
   private:

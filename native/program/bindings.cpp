@@ -12,10 +12,10 @@
 
 #include "anyprec/cpu.h"
 #include "anyprec/engine.h"
-#include "finite.h"
-#include "json_numbers.h"
-#include "reader.h"
-#include "shapes.h"
+#include "format/reader.h"
+#include "format/shapes.h"
+#include "run/finite.h"
+#include "run/json_numbers.h"
 
 namespace nb = nanobind;
 using anyprec::Model;
@@ -68,44 +68,51 @@ class WithoutGil {
 using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<nb::numpy, float>;
 
-// x is (n, h, w, c) or (n, c, h, w), float32 or uint8, contiguous: anyprec.run.model sees to that.
-static anyprec::Images as_images(const Array &x, bool channels_first) {
+// Arrays are float32 or uint8, contiguous, N first: anyprec.run.model sees to that.
+static anyprec::InputArray as_input(const Array &x, bool channels_first) {
     const bool bytes = x.dtype() == nb::dtype<uint8_t>();
-    if (x.ndim() != 4 || (!bytes && x.dtype() != nb::dtype<float>()))
-        throw nb::type_error("expected a four-dimensional array of float32 or uint8");
-    for (size_t axis = 0; axis < 4; ++axis)
+    if (!bytes && x.dtype() != nb::dtype<float>())
+        throw nb::type_error("expected an array of float32 or uint8");
+    anyprec::InputArray input;
+    input.data = x.data();
+    input.bytes = bytes;
+    input.channels_first = channels_first;
+    for (size_t axis = 0; axis < x.ndim(); ++axis) {
         if (x.shape(axis) > INT_MAX)
             throw anyprec::InputError("images are too large: an axis has more than 2^31 - 1 entries");
-    const auto axis = [&](size_t i) { return static_cast<int>(x.shape(i)); };
-    anyprec::Images images;
-    images.data = x.data();
-    images.bytes = bytes;
-    images.channels_first = channels_first;
-    images.n = axis(0);
-    images.h = axis(channels_first ? 2 : 1);
-    images.w = axis(channels_first ? 3 : 2);
-    images.c = axis(channels_first ? 1 : 3);
-    return images;
+        input.shape.push_back(static_cast<int>(x.shape(axis)));
+    }
+    return input;
 }
 
-static nb::list run(Model &model, const Array &x, int profile, int threads, bool channels_first, bool check_finite,
-                    const anyprec::CancelToken *cancel) {
-    const anyprec::Images images = as_images(x, channels_first);
+static std::vector<anyprec::InputArray> as_inputs(const std::vector<Array> &arrays, bool channels_first) {
+    std::vector<anyprec::InputArray> inputs;
+    for (const Array &x : arrays)
+        inputs.push_back(as_input(x, channels_first));
+    return inputs;
+}
+
+static nb::list run(Model &model, const std::vector<Array> &given, int profile, int threads, bool channels_first,
+                    bool check_finite, const anyprec::CancelToken *cancel) {
+    const std::vector<anyprec::InputArray> inputs = as_inputs(given, channels_first);
     nb::list arrays;
     std::vector<float *> outs;
-    for (const anyprec::OutputShape &s : model.output_shapes(images.n, images.h, images.w)) {
-        float *data = new float[static_cast<size_t>(s.n) * s.h * s.w * s.c];
+    for (const std::vector<int> &sizes : model.output_shapes(inputs)) {
+        const std::vector<size_t> shape(sizes.begin(), sizes.end());
+        size_t count = 1;
+        for (size_t size : shape)
+            count *= size;
+        float *data = new float[count];
         nb::capsule owner(data, [](void *p) noexcept { delete[] static_cast<float *>(p); });
-        const size_t shape[4] = {static_cast<size_t>(s.n), static_cast<size_t>(s.h), static_cast<size_t>(s.w),
-                                 static_cast<size_t>(s.c)};
-        arrays.append(Output(data, 4, shape, owner));
+        arrays.append(Output(data, shape.size(), shape.data(), owner));
         outs.push_back(data);
     }
     {
         WithoutGil released;
-        if (check_finite && !images.bytes)
-            anyprec::refuse_nonfinite(static_cast<const float *>(images.data), x.size());
-        model.run(images, profile, threads, outs.data(), cancel);
+        for (size_t i = 0; check_finite && i < inputs.size(); ++i)
+            if (!inputs[i].bytes)
+                anyprec::refuse_nonfinite(static_cast<const float *>(inputs[i].data), given[i].size());
+        model.run(inputs, profile, threads, outs.data(), cancel);
     }
     return arrays;
 }
@@ -165,6 +172,11 @@ NB_MODULE(_native, m) {
         .def_ro("scale", &anyprec::Preprocessing::scale)
         .def_ro("shift", &anyprec::Preprocessing::shift);
 
+    nb::class_<anyprec::InputInfo>(m, "InputInfo")
+        .def_ro("name", &anyprec::InputInfo::name)
+        .def_ro("shape", &anyprec::InputInfo::shape)
+        .def_ro("integer", &anyprec::InputInfo::integer);
+
     nb::class_<anyprec::CancelToken>(
         m, "CancelToken",
         "Ends a call between two steps of the network: cancel() from any thread, or timeout_s after it was made.")
@@ -195,6 +207,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("image_width", &Model::image_width)
         .def_prop_ro("takes_bytes", &Model::takes_bytes)
         .def_prop_ro("preprocessing", &Model::preprocessing)
+        .def_prop_ro("inputs", &Model::inputs)
         .def_prop_ro("outputs", &Model::outputs)
         .def_prop_ro("panel_bytes", &Model::panel_bytes)
         .def_prop_ro("arena_bytes", &Model::arena_bytes)
@@ -204,19 +217,19 @@ NB_MODULE(_native, m) {
         .def("refresh", &Model::refresh, nb::call_guard<WithoutGil>())
         .def(
             "output_shapes",
-            [](const Model &model, int n, int h, int w) {
-                std::vector<std::vector<int>> shapes;
-                for (const anyprec::OutputShape &s : model.output_shapes(n, h, w))
-                    shapes.push_back({s.n, s.h, s.w, s.c});
-                return shapes;
+            [](const Model &model, const std::vector<std::vector<int>> &shapes) { // N first, images NHWC
+                std::vector<anyprec::InputArray> inputs(shapes.size());
+                for (size_t i = 0; i < shapes.size(); ++i)
+                    inputs[i].shape = shapes[i];
+                return model.output_shapes(inputs);
             },
-            nb::arg("n"), nb::arg("h"), nb::arg("w"))
+            nb::arg("shapes"))
         .def(
             "steps",
-            [](Model &model, const Array &x, int profile, int repeat, int threads, bool channels_first) {
-                const anyprec::Images images = as_images(x, channels_first);
+            [](Model &model, const std::vector<Array> &x, int profile, int repeat, int threads, bool channels_first) {
+                const std::vector<anyprec::InputArray> inputs = as_inputs(x, channels_first);
                 WithoutGil released;
-                return model.steps(images, profile, repeat, threads);
+                return model.steps(inputs, profile, repeat, threads);
             },
             nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("threads"), nb::arg("channels_first"))
         .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"),

@@ -1,6 +1,6 @@
 // See npy.h. The header is a Python literal such as {'descr': '<f4', 'fortran_order': False, 'shape': (1, 3, 32, 32),
 // }.
-#include "npy.h"
+#include "program/npy.h"
 
 #include <cstdio>
 #include <cstring>

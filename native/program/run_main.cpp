@@ -1,6 +1,7 @@
 // anyprec-run: a model file and images in, outputs out, no Python. docs/cpp.md.
 //   anyprec-run net.apm images.npy [--bits 4] [--out y.npy] [--layout NCHW] [--threads 1] [--repeat 1] [--max-bits 8]
 //   anyprec-run net.apm                 lists the profiles
+//   anyprec-run net.apm ids.npy m.npy   several inputs, in the order of the file; those that are no images as they are
 //   --steps                             times every step instead
 //   --no-check-finite                   computes NaN and infinity, as ARITHMETIC.md says, instead of refusing them
 #include <algorithm>
@@ -16,13 +17,13 @@
 #include <vector>
 
 #include "anyprec/engine.h"
-#include "finite.h"
-#include "npy.h"
+#include "program/npy.h"
+#include "run/finite.h"
 
 namespace {
 
 const char *const kUsage =
-    "usage: anyprec-run MODEL.apm [IMAGES.npy] [--bits 1..8|32|PROFILE] [--out OUTPUT.npy] [--layout NCHW|NHWC]\n"
+    "usage: anyprec-run MODEL.apm [INPUT.npy ...] [--bits 1..8|32|PROFILE] [--out OUTPUT.npy] [--layout NCHW|NHWC]\n"
     "                   [--threads N] [--repeat N] [--steps] [--max-bits 1..8] [--no-verify] [--isa NAME]\n"
     "                   [--no-check-finite]\n";
 
@@ -41,9 +42,13 @@ int number(const std::string &option, const std::string &text, int low, int high
 
 void list(anyprec::Model &model) {
     std::printf("%s, instruction set %s, input ", model.name().c_str(), model.isa().c_str());
-    for (int side : {model.input_height(), model.input_width()})
-        std::printf(side ? "%d x " : "any x ", side);
-    std::printf("%d", model.input_channels());
+    bool more = false;
+    for (const anyprec::InputInfo &input : model.inputs()) {
+        std::printf("%s", more ? (", " + input.name + " ").c_str() : "");
+        for (size_t i = 0; i < input.shape.size(); ++i)
+            std::printf(input.shape[i] ? "%s%d" : "%sany", i ? " x " : "", input.shape[i]);
+        more = true;
+    }
     const anyprec::Preprocessing how = model.preprocessing();
     if (model.image_height())
         std::printf(", made for %d x %d", model.image_height(), model.image_width());
@@ -111,42 +116,51 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     const int repeat = number("--repeat", option("--repeat", "1"), 1, 1000000);
     const int profile = find_profile(*model, option("--bits", ""));
 
-    anyprec::NpyArray array = anyprec::read_npy(words[1]);
-    if (array.shape.size() == 3)
-        array.shape.insert(array.shape.begin(), 1);
-    if (array.shape.size() != 4)
-        throw UsageError(words[1] + " has " + std::to_string(array.shape.size()) + " axes; give images of four (" +
-                         layout + "), or one image of three");
-    anyprec::Images images;
-    images.data = array.data.data();
-    images.bytes = array.bytes;
-    images.channels_first = layout == "NCHW";
-    images.n = static_cast<int>(array.shape[0]);
-    images.c = static_cast<int>(array.shape[images.channels_first ? 1 : 3]);
-    images.h = static_cast<int>(array.shape[images.channels_first ? 2 : 1]);
-    images.w = static_cast<int>(array.shape[images.channels_first ? 3 : 2]);
-
-    if (!images.bytes && !options.count("--no-check-finite"))
-        anyprec::refuse_nonfinite(reinterpret_cast<const float *>(array.data.data()),
-                                  static_cast<size_t>(images.n) * images.h * images.w * static_cast<size_t>(images.c));
+    const std::vector<anyprec::InputInfo> infos = model->inputs();
+    if (words.size() - 1 != infos.size())
+        throw UsageError(std::to_string(words.size() - 1) + " arrays are given, the model takes " +
+                         std::to_string(infos.size()));
+    std::vector<anyprec::NpyArray> arrays;
+    std::vector<anyprec::InputArray> inputs;
+    for (size_t i = 0; i < infos.size(); ++i) {
+        arrays.push_back(anyprec::read_npy(words[i + 1]));
+        anyprec::NpyArray &array = arrays.back();
+        const bool images = infos[i].shape.size() == 3;
+        if (images && array.shape.size() == 3)
+            array.shape.insert(array.shape.begin(), 1);
+        if (images && array.shape.size() != 4)
+            throw UsageError(words[i + 1] + " has " + std::to_string(array.shape.size()) +
+                             " axes; give images of four (" + layout + "), or one image of three");
+        anyprec::InputArray input;
+        input.data = array.data.data();
+        input.bytes = array.bytes;
+        input.channels_first = layout == "NCHW";
+        input.shape.assign(array.shape.begin(), array.shape.end());
+        inputs.push_back(input);
+        if (!input.bytes && !options.count("--no-check-finite"))
+            anyprec::refuse_nonfinite(reinterpret_cast<const float *>(array.data.data()), array.data.size() / 4);
+    }
 
     if (options.count("--steps")) {
-        for (const anyprec::StepInfo &s : model->steps(images, profile, std::max(repeat, 10), threads))
+        for (const anyprec::StepInfo &s : model->steps(inputs, profile, std::max(repeat, 10), threads))
             std::printf("%-32s %-36s %9.1f us %8.1f products/ns\n", s.op.c_str(), s.work.c_str(), 1e6 * s.seconds,
                         static_cast<double>(s.products) / (1e9 * std::max(s.seconds, 1e-9)));
         return 0;
     }
-    const std::vector<anyprec::OutputShape> shapes = model->output_shapes(images.n, images.h, images.w);
+    const std::vector<std::vector<int>> shapes = model->output_shapes(inputs);
     std::vector<std::vector<float>> outputs;
     std::vector<float *> pointers;
-    for (const anyprec::OutputShape &s : shapes) {
-        outputs.emplace_back(static_cast<size_t>(s.n) * s.h * s.w * s.c);
+    for (const std::vector<int> &s : shapes) {
+        size_t count = 1;
+        for (int size : s)
+            count *= static_cast<size_t>(size);
+        outputs.emplace_back(count);
         pointers.push_back(outputs.back().data());
     }
     std::vector<double> times;
     for (int i = 0; i < repeat; ++i) {
         const auto start = std::chrono::steady_clock::now();
-        model->run(images, profile, threads, pointers.data());
+        model->run(inputs, profile, threads, pointers.data());
         times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
     if (repeat > 1) {
@@ -157,24 +171,23 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     const std::string out = option("--out", "");
     if (!out.empty()) {
         for (size_t i = 0; i < outputs.size(); ++i) {
-            const anyprec::OutputShape &s = shapes[i];
-            const std::vector<size_t> shape = {static_cast<size_t>(s.n), static_cast<size_t>(s.h),
-                                               static_cast<size_t>(s.w), static_cast<size_t>(s.c)};
+            std::vector<size_t> shape(shapes[i].begin(), shapes[i].end());
+            if (shape.size() == 4 && shape[1] == 1 && shape[2] == 1)
+                shape = {shape[0], shape[3]};
             // y.npy, and y.1.npy, y.2.npy for further outputs; NHWC, vectors as (N, C)
             std::string path = out;
             if (i) {
                 const size_t dot = path.rfind(".npy");
                 path = (dot == std::string::npos ? path : path.substr(0, dot)) + "." + std::to_string(i) + ".npy";
             }
-            anyprec::write_npy(path, s.h == 1 && s.w == 1 ? std::vector<size_t>{shape[0], shape[3]} : shape,
-                               outputs[i].data());
+            anyprec::write_npy(path, shape, outputs[i].data());
         }
         return 0;
     }
     const std::vector<std::string> labels = model->labels();
-    const anyprec::OutputShape &s = shapes[0];
-    const size_t per_image = outputs[0].size() / static_cast<size_t>(s.n);
-    for (int n = 0; n < std::min(s.n, 20) && repeat == 1; ++n) { // the best class of each image
+    const int count = shapes[0][0];
+    const size_t per_image = outputs[0].size() / static_cast<size_t>(count);
+    for (int n = 0; n < std::min(count, 20) && repeat == 1; ++n) { // the best class of each image
         const float *y = outputs[0].data() + per_image * static_cast<size_t>(n);
         const size_t best = static_cast<size_t>(std::max_element(y, y + per_image) - y);
         std::printf("%d: %zu%s%s  %g\n", n, best, best < labels.size() ? " " : "",
@@ -209,7 +222,7 @@ int main(int argc, char **argv) {
                 throw UsageError("option " + word + " needs a value");
             options[word] = takes_value ? argv[++i] : "";
         }
-        if (words.empty() || words.size() > 2) {
+        if (words.empty()) {
             std::fputs(kUsage, stderr);
             return 2;
         }

@@ -15,13 +15,13 @@
 #endif
 
 #include "anyprec/cpu.h"
-#include "execute.h"
-#include "fork.h"
-#include "kernels.h"
-#include "panels.h"
-#include "plan.h"
-#include "reader.h"
-#include "threads.h"
+#include "format/reader.h"
+#include "kernels/kernels.h"
+#include "plan/panels.h"
+#include "plan/plan.h"
+#include "run/execute.h"
+#include "run/fork.h"
+#include "run/threads.h"
 
 namespace anyprec {
 namespace {
@@ -63,7 +63,58 @@ struct Arena {
     }
 };
 
-using PlanKey = std::tuple<int, int, int, int>; // profile, n, h, w
+struct PlanKey {
+    int profile = 0;
+    std::vector<Shape> inputs;
+    bool operator==(const PlanKey &o) const { return profile == o.profile && inputs == o.inputs; }
+};
+
+// The shape of an array, in the order of the file.
+Shape shape_of(const InputArray &array) {
+    const size_t rank = array.shape.size();
+    if (rank < 2 || rank > size_t(MAX_AXES) + 1)
+        throw InputError("an input has " + std::to_string(rank) + " axes; give N and 1 to 6 more");
+    Shape shape;
+    shape.n = array.shape[0];
+    for (size_t i = 1; i < rank; ++i)
+        shape.size[shape.rank++] = array.shape[i];
+    if (array.channels_first && shape.is_image())
+        std::rotate(shape.size, shape.size + 1, shape.size + 3); // C, H, W
+    return shape;
+}
+
+std::vector<Shape> shapes_of(const std::vector<InputArray> &arrays) {
+    std::vector<Shape> shapes;
+    for (const InputArray &array : arrays)
+        shapes.push_back(shape_of(array));
+    return shapes;
+}
+
+InputArray as_array(const Images &images) {
+    InputArray array;
+    array.data = images.data;
+    array.bytes = images.bytes;
+    array.channels_first = images.channels_first;
+    if (images.channels_first)
+        array.shape = {images.n, images.c, images.h, images.w};
+    else
+        array.shape = {images.n, images.h, images.w, images.c};
+    return array;
+}
+
+void refuse_bad_index(const RunEnd &end) {
+    if (end.how == RunEnd::bad_index)
+        throw InputError("op '" + end.op->name +
+                         "' reads a number that is none of its rows: whole numbers from 0, "
+                         "below their number, are needed");
+}
+
+bool all_whole(const float *x, size_t count) {
+    bool whole = true;
+    for (size_t i = 0; i < count; ++i)
+        whole = whole && std::fabs(x[i]) <= 16777216.0f && x[i] == std::nearbyint(x[i]);
+    return whole;
+}
 
 } // namespace
 
@@ -77,7 +128,7 @@ struct Model::Impl : Forkable {
     std::mutex mutex; // guards all members below, and the file's planes
     // Plans by last use, most recent first. Plans share ownership of panels; `panels` finds those that exist.
     std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
-    std::map<std::tuple<int, int, const TileKernel *, int>, std::weak_ptr<const Panel>> panels;
+    std::map<std::tuple<int, int, const TileKernel *, int, std::vector<int>>, std::weak_ptr<const Panel>> panels;
     std::vector<std::unique_ptr<Arena>> arenas; // not in use
     size_t arena_total = 0;
     size_t table_total = 0; // of all plans in `plans`
@@ -91,17 +142,19 @@ struct Model::Impl : Forkable {
 
     const Graph &graph() const { return file->graph(); }
     std::shared_ptr<const Plan> plan_for(const PlanKey &key);
-    std::shared_ptr<const Panel> panel(int weight, int bits, const TileKernel *kernel, int groups);
+    std::shared_ptr<const Panel> panel(int weight, int bits, const TileKernel *kernel, int groups,
+                                       const std::vector<int> &tap_order);
     size_t held() const;
     void keep_to_budget();
     void drop_large_tables();
     std::unique_ptr<Arena> take_arena(size_t bytes);
     void give_back(std::unique_ptr<Arena> arena);
     void check_profile(int profile) const;
-    void check_images(const Images &images) const;
-    void fill_input(const Plan &plan, const Images &images, uint8_t *arena) const;
-    void run_group(const Images &images, int profile, int threads, std::vector<float *> &targets,
-                   const CancelToken *cancel);
+    void check_arrays(const std::vector<InputArray> &arrays) const;
+    void fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const;
+    void fill_inputs(const Plan &plan, const std::vector<InputArray> &arrays, uint8_t *arena) const;
+    void run_group(const PlanKey &key, const std::vector<InputArray> &arrays, int threads,
+                   std::vector<float *> &targets, const CancelToken *cancel);
 };
 
 void Model::Impl::after_fork_in_child() {
@@ -112,13 +165,15 @@ void Model::Impl::after_fork_in_child() {
     mutex.unlock();
 }
 
-std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const TileKernel *kernel, int groups) {
-    std::weak_ptr<const Panel> &known = panels[{weight, bits, kernel, groups}];
+std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const TileKernel *kernel, int groups,
+                                                const std::vector<int> &tap_order) {
+    std::weak_ptr<const Panel> &known = panels[{weight, bits, kernel, groups, tap_order}];
     std::shared_ptr<const Panel> found = known.lock();
     if (!found) {
         const Weight &w = graph().weights[static_cast<size_t>(weight)];
-        found = std::make_shared<const Panel>(kernel ? build_panel(graph(), w, *kernel, bits, groups)
-                                                     : build_depthwise_panel(graph(), w, bits));
+        found = std::make_shared<const Panel>(kernel        ? build_panel(graph(), w, *kernel, bits, groups, tap_order)
+                                              : groups == 0 ? build_recurrent_panel(w, kernels->functions->matmul_width)
+                                                            : build_depthwise_panel(graph(), w, bits));
         known = found;
     }
     return found;
@@ -164,11 +219,11 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
             drop_large_tables();
             return plans.front().second;
         }
-    const auto [profile, n, h, w] = key;
-    auto plan = std::make_shared<const Plan>(make_plan(
-        graph(), profile, n, h, w, *kernels, [this](int weight, int bits, const TileKernel *kernel, int groups) {
-            return panel(weight, bits, kernel, groups);
-        }));
+    auto plan = std::make_shared<const Plan>(
+        make_plan(graph(), key.profile, key.inputs, *kernels,
+                  [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
+                      return panel(weight, bits, kernel, groups, order);
+                  }));
     plans.emplace_front(key, plan);
     table_total += plan->table_bytes;
     keep_to_budget();
@@ -213,13 +268,18 @@ void Model::Impl::check_profile(int profile) const {
                          "' needs planes that are not loaded (max_bits, or a file still growing)");
 }
 
-void Model::Impl::check_images(const Images &images) const {
-    if (images.c != graph().input_c)
-        throw InputError("images have " + std::to_string(images.c) + " channels, the model takes " +
-                         std::to_string(graph().input_c));
-    if (images.bytes && byte_values.empty())
-        throw InputError(
-            "this model file does not say how uint8 images become floats; give float32, or pack it with image=");
+void Model::Impl::check_arrays(const std::vector<InputArray> &arrays) const {
+    if (arrays.size() != graph().input_count())
+        throw InputError("the model takes " + std::to_string(graph().input_count()) + " input(s), not " +
+                         std::to_string(arrays.size()));
+    for (size_t i = 0; i < arrays.size(); ++i) {
+        if (arrays[i].bytes && (i || byte_values.empty()))
+            throw InputError(
+                "this model file does not say how uint8 images become floats; give float32, or pack it with image=");
+        if (graph().input_is_integer(i) &&
+            !all_whole(static_cast<const float *>(arrays[i].data), shape_of(arrays[i]).count()))
+            throw InputError("the input '" + graph().input_name(i) + "' holds whole numbers from -2^24 to 2^24");
+    }
 }
 
 // Writes one line of pixels; at(channel, x) gives each value.
@@ -237,34 +297,55 @@ template <typename At> void fill_line(float *to, int width, int channels, const 
     }
 }
 
-void Model::Impl::fill_input(const Plan &plan, const Images &images, uint8_t *arena) const {
-    const Buffer &buffer = plan.buffers[0];
-    const PaddedInput &padded = plan.padded_input;
-    const size_t plane = static_cast<size_t>(images.h) * images.w, channels = static_cast<size_t>(images.c);
-    const size_t line = channels * static_cast<size_t>(images.w),
+void Model::Impl::fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const {
+    const Buffer &buffer = plan.buffers[value];
+    const Shape &shape = plan.shapes[value];
+    const int height = shape.h(), width = shape.w();
+    const PaddedInput padded = value ? PaddedInput{0, 0, height, width, false} : plan.padded_input;
+    const size_t plane = static_cast<size_t>(height) * width, channels = static_cast<size_t>(shape.c());
+    const size_t line = channels * static_cast<size_t>(width),
                  padded_line = channels * static_cast<size_t>(padded.width);
-    for (int n = 0; n < images.n; ++n) {
-        float *zeros = reinterpret_cast<float *>(arena + buffer.offset + buffer.image * static_cast<size_t>(n));
-        float *to = zeros + buffer.pixel / 4 + padded_line * static_cast<size_t>(padded.top) + channels * padded.left;
-        float *const end = zeros + buffer.pixel / 4 * (static_cast<size_t>(buffer.pixels) + 1);
+    for (int n = 0; n < shape.n; ++n) {
+        uint8_t *image = arena + buffer.offset + buffer.image * static_cast<size_t>(n);
+        float *zeros = reinterpret_cast<float *>(image - buffer.shift);
+        float *const pixels = reinterpret_cast<float *>(image + buffer.pixel);
+        float *to = pixels + padded_line * static_cast<size_t>(padded.top) + channels * padded.left;
+        float *const end = pixels + channels * static_cast<size_t>(buffer.pixels);
         std::fill(zeros, to, 0.0f); // the pixel of zeros, and padding up to the first pixel
-        for (int y = 0; y < images.h; ++y, to += padded_line) {
+        for (int y = 0; y < height; ++y, to += padded_line) {
             const size_t at = static_cast<size_t>(n) * plane * channels; // start of the image
-            const size_t first = at + static_cast<size_t>(y) * (images.channels_first ? images.w : line);
-            const size_t pixel = images.channels_first ? 1 : channels, channel = images.channels_first ? plane : 1;
-            if (images.bytes) {
-                const uint8_t *x = static_cast<const uint8_t *>(images.data) + first;
-                fill_line(to, images.w, images.c, [&](int c, int i) {
+            const size_t first = at + static_cast<size_t>(y) * (array.channels_first ? width : line);
+            const size_t pixel = array.channels_first ? 1 : channels, channel = array.channels_first ? plane : 1;
+            if (array.bytes) {
+                const uint8_t *x = static_cast<const uint8_t *>(array.data) + first;
+                fill_line(to, width, shape.c(), [&](int c, int i) {
                     return byte_values[static_cast<size_t>(c) * 256 + x[channel * c + pixel * i]];
                 });
-            } else if (images.channels_first) {
-                const float *x = static_cast<const float *>(images.data) + first;
-                fill_line(to, images.w, images.c, [&](int c, int i) { return x[plane * c + i]; });
+            } else if (array.channels_first) {
+                const float *x = static_cast<const float *>(array.data) + first;
+                fill_line(to, width, shape.c(), [&](int c, int i) { return x[plane * c + i]; });
             } else {
-                std::memcpy(to, static_cast<const float *>(images.data) + first, 4 * line);
+                std::memcpy(to, static_cast<const float *>(array.data) + first, 4 * line);
             }
-            const bool last = y + 1 == images.h;
+            const bool last = y + 1 == height;
             std::fill(to + line, last ? end : to + padded_line, 0.0f); // padding up to the next line
+        }
+    }
+}
+
+void Model::Impl::fill_inputs(const Plan &plan, const std::vector<InputArray> &arrays, uint8_t *arena) const {
+    for (size_t value = 0; value < arrays.size(); ++value) {
+        const Buffer &buffer = plan.buffers[value];
+        const Shape &shape = plan.shapes[value];
+        if (shape.is_image()) {
+            fill_images(plan, value, arrays[value], arena);
+            continue;
+        }
+        const size_t bytes = 4 * static_cast<size_t>(shape.product(0, shape.rank));
+        for (int n = 0; n < shape.n; ++n) {
+            uint8_t *image = arena + buffer.offset + buffer.image * static_cast<size_t>(n);
+            std::memset(image - buffer.shift, 0, buffer.shift + buffer.pixel);
+            std::memcpy(image + buffer.pixel, static_cast<const uint8_t *>(arrays[value].data) + bytes * n, bytes);
         }
     }
 }
@@ -299,19 +380,19 @@ std::vector<std::string> Model::labels() const {
     return impl_->graph().labels;
 }
 int Model::input_height() const {
-    return impl_->graph().input_h;
+    return impl_->graph().input.is_image() ? impl_->graph().input.h() : 0;
 }
 int Model::input_width() const {
-    return impl_->graph().input_w;
+    return impl_->graph().input.is_image() ? impl_->graph().input.w() : 0;
 }
 int Model::input_channels() const {
-    return impl_->graph().input_c;
+    return impl_->graph().input.c();
 }
 int Model::image_height() const {
-    return impl_->graph().input_h ? impl_->graph().input_h : impl_->graph().image_h;
+    return input_height() ? input_height() : impl_->graph().image_h;
 }
 int Model::image_width() const {
-    return impl_->graph().input_w ? impl_->graph().input_w : impl_->graph().image_w;
+    return input_width() ? input_width() : impl_->graph().image_w;
 }
 bool Model::takes_bytes() const {
     return !impl_->byte_values.empty();
@@ -363,61 +444,99 @@ bool Model::refresh() {
     return impl_->file->refresh();
 }
 
+std::vector<InputInfo> Model::inputs() const {
+    const Graph &graph = impl_->graph();
+    std::vector<InputInfo> infos;
+    for (size_t i = 0; i < graph.input_count(); ++i) {
+        const Shape &shape = graph.input_shape(i);
+        infos.push_back({graph.input_name(i), {shape.size, shape.size + shape.rank}, graph.input_is_integer(i)});
+    }
+    return infos;
+}
+
 std::vector<OutputShape> Model::output_shapes(int n, int h, int w) const {
     const std::vector<Shape> shapes = infer_shapes(impl_->graph(), n, h, w);
     std::vector<OutputShape> result;
     for (int value : impl_->graph().outputs) {
         const Shape &s = shapes[static_cast<size_t>(value)];
-        result.push_back({s.n, s.h, s.w, s.c});
+        if (s.is_image())
+            result.push_back({s.n, s.h(), s.w(), s.c()});
+        else
+            result.push_back({s.n, 1, static_cast<int>(s.pixels()), s.c()});
+    }
+    return result;
+}
+
+std::vector<std::vector<int>> Model::output_shapes(const std::vector<InputArray> &arrays) const {
+    const std::vector<Shape> shapes = infer_shapes(impl_->graph(), shapes_of(arrays));
+    std::vector<std::vector<int>> result;
+    for (int value : impl_->graph().outputs) {
+        const Shape &s = shapes[static_cast<size_t>(value)];
+        result.push_back({s.n});
+        result.back().insert(result.back().end(), s.size, s.size + s.rank);
     }
     return result;
 }
 
 void Model::run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel) {
+    run({as_array(images)}, profile, threads, outs, cancel);
+}
+
+void Model::run(const std::vector<InputArray> &arrays, int profile, int threads, float *const *outs,
+                const CancelToken *cancel) {
     const Graph &graph = impl_->graph();
-    impl_->check_images(images);
+    impl_->check_arrays(arrays);
     // A large batch is computed in groups whose working memory stays near the L2 cache. That is faster than all at
     // once, and the memory of a call does not grow with its batch.
     constexpr size_t kGroupBytes = size_t(4) << 20;
-    int group = images.n;
-    if (images.n > 1) {
+    PlanKey key{profile, shapes_of(arrays)};
+    const int images = key.inputs[0].n;
+    const auto set_images = [&key](int n) {
+        for (Shape &shape : key.inputs)
+            shape.n = n;
+    };
+    for (const Shape &shape : key.inputs)
+        if (shape.n != images)
+            throw InputError("inputs have " + std::to_string(images) + " and " + std::to_string(shape.n) +
+                             " images; give one number of all");
+    int group = images;
+    if (images > 1) {
         std::lock_guard<std::mutex> lock(impl_->mutex);
         impl_->check_profile(profile);
-        const size_t one = impl_->plan_for({profile, 1, images.h, images.w})->arena_bytes;
-        group =
-            static_cast<int>(std::min<size_t>(static_cast<size_t>(images.n), std::max<size_t>(kGroupBytes / one, 1)));
+        set_images(1);
+        const size_t one = std::max<size_t>(impl_->plan_for(key)->arena_bytes, 1);
+        group = static_cast<int>(std::min<size_t>(static_cast<size_t>(images), std::max<size_t>(kGroupBytes / one, 1)));
     }
     std::vector<float *> targets(outs, outs + graph.outputs.size());
-    const size_t image_bytes = static_cast<size_t>(images.h) * static_cast<size_t>(images.w) *
-                               static_cast<size_t>(images.c) * (images.bytes ? 1 : 4);
-    for (int first = 0; first < images.n || first == 0; first += group) {
-        Images part = images;
-        part.n = std::min(group, images.n - first);
-        part.data = static_cast<const uint8_t *>(images.data) + image_bytes * static_cast<size_t>(first);
-        impl_->run_group(part, profile, threads, targets, cancel);
+    std::vector<InputArray> part = arrays;
+    for (int first = 0; first < images || first == 0; first += group) {
+        set_images(std::min(group, images - first));
+        impl_->run_group(key, part, threads, targets, cancel);
+        for (size_t i = 0; i < part.size(); ++i)
+            part[i].data = static_cast<const uint8_t *>(part[i].data) + key.inputs[i].count() * (part[i].bytes ? 1 : 4);
     }
 }
 
 // Runs one group, and advances the targets past what it wrote.
-void Model::Impl::run_group(const Images &images, int profile, int threads, std::vector<float *> &targets,
-                            const CancelToken *cancel) {
+void Model::Impl::run_group(const PlanKey &key, const std::vector<InputArray> &arrays, int threads,
+                            std::vector<float *> &targets, const CancelToken *cancel) {
     std::shared_ptr<const Plan> plan;
     std::unique_ptr<Arena> arena;
     {
         std::lock_guard<std::mutex> lock(mutex);
-        check_profile(profile);
-        plan = plan_for({profile, images.n, images.h, images.w});
+        check_profile(key.profile);
+        plan = plan_for(key);
         arena = take_arena(plan->arena_bytes);
     }
-    fill_input(*plan, images, arena->data);
+    fill_inputs(*plan, arrays, arena->data);
     Threads team{pool, threads};
-    const bool done =
+    const RunEnd end =
         run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // does not throw: the arena is always given back
-    for (size_t i = 0; done && i < targets.size(); ++i) {
+    for (size_t i = 0; end.how == RunEnd::done && i < targets.size(); ++i) {
         const auto value = static_cast<size_t>(graph().outputs[i]);
         const Buffer &buffer = plan->buffers[value];
-        const size_t count = static_cast<size_t>(buffer.pixels) * static_cast<size_t>(plan->shapes[value].c);
-        for (int n = 0; n < images.n; ++n, targets[i] += count) {
+        const size_t count = static_cast<size_t>(buffer.pixels) * static_cast<size_t>(plan->shapes[value].c());
+        for (int n = 0; n < plan->images; ++n, targets[i] += count) {
             const uint8_t *from = arena->data + buffer.offset + buffer.image * static_cast<size_t>(n) + buffer.pixel;
             if (plan->codes[value])
                 std::copy(from, from + count, targets[i]);
@@ -426,19 +545,27 @@ void Model::Impl::run_group(const Images &images, int profile, int threads, std:
         }
     }
     give_back(std::move(arena));
-    if (!done)
+    if (end.how == RunEnd::cancelled)
         throw Cancelled();
+    refuse_bad_index(end);
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {
-    static const char *const kinds[] = {"prepare",  "conv",   "elementwise", "dequantize", "concat", "max_pool",
-                                        "avg_pool", "resize", "softmax",     "flatten",    "pad"};
-    impl_->check_images(images);
+    return steps({as_array(images)}, profile, repeat, threads);
+}
+
+std::vector<StepInfo> Model::steps(const std::vector<InputArray> &arrays, int profile, int repeat, int threads) {
+    static const char *const kinds[] = {"prepare",   "conv",   "elementwise", "dequantize", "concat", "max_pool",
+                                        "avg_pool",  "resize", "softmax",     "flatten",    "pad",    "constant",
+                                        "transpose", "slice",  "pointwise",   "binary",     "reduce", "norm",
+                                        "softmax",   "matmul", "embedding",   "recurrent"};
+    impl_->check_arrays(arrays);
+    const PlanKey key{profile, shapes_of(arrays)};
     std::shared_ptr<const Plan> plan;
     {
         std::lock_guard<std::mutex> lock(impl_->mutex);
         impl_->check_profile(profile);
-        plan = impl_->plan_for({profile, images.n, images.h, images.w});
+        plan = impl_->plan_for(key);
     }
     Arena arena(plan->arena_bytes);
     Threads team{impl_->pool, threads};
@@ -446,8 +573,8 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
     std::vector<std::vector<double>> times(count);
     std::vector<double> seconds(count);
     for (int i = 0; i < repeat; ++i) {
-        impl_->fill_input(*plan, images, arena.data);
-        run_plan(*plan, *impl_->kernels, arena.data, team, seconds.data());
+        impl_->fill_inputs(*plan, arrays, arena.data);
+        refuse_bad_index(run_plan(*plan, *impl_->kernels, arena.data, team, seconds.data()));
         for (size_t s = 0; s < count; ++s)
             times[s].push_back(seconds[s]);
     }
@@ -462,8 +589,12 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
                         (c.has_out ? ", float" : "") + (c.has_codes ? ", codes" : "") + (c.fused_pool ? ", pool" : "");
             info.products =
-                int64_t(images.n) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
+                int64_t(plan->images) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }
+        if (s.matmul)
+            info.products = int64_t(plan->images) * s.shape.product(0, s.shape.rank) * s.matmul->k;
+        if (s.recurrent)
+            info.products = int64_t(plan->images) * s.recurrent->length * s.recurrent->gates * s.recurrent->hidden;
         std::sort(times[i].begin(), times[i].end());
         info.seconds = times[i].empty() ? 0 : times[i][times[i].size() / 2];
         infos.push_back(info);

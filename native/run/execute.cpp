@@ -1,5 +1,5 @@
 // See execute.h. This file: the order of the steps, and the steps that compute one pixel at a time.
-#include "execute.h"
+#include "run/execute.h"
 
 #include <chrono>
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace anyprec {
 
 void Run::elementwise(const Step &s) const {
-    const int channels = s.shape.c;
+    const int channels = s.shape.c();
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const size_t from = static_cast<size_t>(first) * channels;
         Epilogue e = s.epilogue;
@@ -27,7 +27,7 @@ void Run::elementwise(const Step &s) const {
 }
 
 void Run::dequantize(const Step &s) const {
-    const int channels = s.shape.c;
+    const int channels = s.shape.c();
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const size_t from = static_cast<size_t>(first) * channels, to = static_cast<size_t>(end) * channels;
         const uint8_t *codes = pixels(s.inputs[0], n);
@@ -39,18 +39,6 @@ void Run::dequantize(const Step &s) const {
         e.out = out + from;
         e.out_stride = static_cast<size_t>(channels);
         kernels.epilogue(out + from, static_cast<size_t>(channels), end - first, channels, e);
-    });
-}
-
-void Run::concat(const Step &s) const {
-    over_pixels(s.out.pixels, [&](int n, int first, int end) {
-        for (int p = first; p < end; ++p) {
-            uint8_t *to = pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p);
-            for (const Buffer &input : s.inputs) {
-                std::memcpy(to, pixels(input, n) + input.pixel * static_cast<size_t>(p), input.pixel);
-                to += input.pixel;
-            }
-        }
     });
 }
 
@@ -71,7 +59,7 @@ double exact_exp(double t) {
 } // namespace
 
 void Run::softmax(const Step &s) const {
-    const int channels = s.shape.c;
+    const int channels = s.shape.c();
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
             const float *x =
@@ -91,7 +79,7 @@ void Run::softmax(const Step &s) const {
 
 void Run::flatten(const Step &s) const {
     const Buffer &from = s.inputs[0];
-    const int channels = s.input_shapes[0].c;
+    const int channels = s.input_shapes[0].c();
     threads.run(plan.images, [&](int n) {
         const uint8_t *x = pixels(from, n);
         uint8_t *y = pixels(s.out, n);
@@ -114,58 +102,103 @@ void Run::pad(const Step &s) const {
     const Buffer &from = s.inputs[0];
     threads.run(plan.images, [&](int n) {
         std::memset(pixels(s.out, n), 0, s.out.pixel * static_cast<size_t>(s.out.pixels));
-        for (int y = 0; y < in.h; ++y)
-            for (int x = 0; x < in.w; ++x) {
-                const size_t to = static_cast<size_t>(y + op.pad[0]) * s.shape.w + (x + op.pad[1]);
+        for (int y = 0; y < in.h(); ++y)
+            for (int x = 0; x < in.w(); ++x) {
+                const size_t to = static_cast<size_t>(y + op.pad[0]) * s.shape.w() + (x + op.pad[1]);
                 std::memcpy(pixels(s.out, n) + s.out.pixel * to + 4 * static_cast<size_t>(op.pad_c[0]),
-                            pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w + x), from.pixel);
+                            pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w() + x), from.pixel);
             }
     });
 }
 
-void Run::step(const Step &s) const {
+bool Run::step(const Step &s) const {
     switch (s.kind) {
     case Step::Kind::prepare:
-        return prepare(*s.prepare);
+        prepare(*s.prepare);
+        break;
     case Step::Kind::conv:
-        return conv(*s.conv);
+        conv(*s.conv);
+        break;
     case Step::Kind::elementwise:
-        return elementwise(s);
+        elementwise(s);
+        break;
     case Step::Kind::dequantize:
-        return dequantize(s);
+        dequantize(s);
+        break;
     case Step::Kind::concat:
-        return concat(s);
+        concat(s);
+        break;
     case Step::Kind::max_pool:
-        return max_pool(s);
+        max_pool(s);
+        break;
     case Step::Kind::avg_pool:
-        return avg_pool(s);
+        avg_pool(s);
+        break;
     case Step::Kind::resize:
-        return resize(s);
+        resize(s);
+        break;
     case Step::Kind::softmax:
-        return softmax(s);
+        softmax(s);
+        break;
     case Step::Kind::flatten:
-        return flatten(s);
+        flatten(s);
+        break;
     case Step::Kind::pad:
-        return pad(s);
+        pad(s);
+        break;
+    case Step::Kind::constant:
+        constant(s);
+        break;
+    case Step::Kind::transpose:
+        transpose(s);
+        break;
+    case Step::Kind::pick:
+        pick(s);
+        break;
+    case Step::Kind::pointwise:
+        pointwise(s);
+        break;
+    case Step::Kind::binary:
+        binary(s);
+        break;
+    case Step::Kind::reduce:
+        reduce(s);
+        break;
+    case Step::Kind::norm:
+        norm(s);
+        break;
+    case Step::Kind::softmax_single:
+        softmax_single(s);
+        break;
+    case Step::Kind::matmul:
+        matmul(s);
+        break;
+    case Step::Kind::embedding:
+        return embedding(s);
+    case Step::Kind::recurrent:
+        recurrent(s);
+        break;
     }
+    return true;
 }
 
-bool run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds,
-              const CancelToken *cancel) {
+RunEnd run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds,
+                const CancelToken *cancel) {
     using Clock = std::chrono::steady_clock;
     const Run run{plan, kernels, arena, threads};
     for (const Step &s : plan.steps) {
         if (cancel && cancel->cancelled())
-            return false;
+            return {RunEnd::cancelled};
         const Clock::time_point start = seconds ? Clock::now() : Clock::time_point();
         for (const ZeroRow &row : s.zero_rows)
             for (int n = 0; n < plan.images; ++n)
                 std::memset(arena + row.offset + row.image * static_cast<size_t>(n), 0, row.pixel);
-        run.step(s);
+        if (!run.step(s))
+            return {RunEnd::bad_index, s.op};
         if (seconds)
             *seconds++ = std::chrono::duration<double>(Clock::now() - start).count();
     }
-    return true;
+    return {};
 }
 
 } // namespace anyprec

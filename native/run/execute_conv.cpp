@@ -1,12 +1,12 @@
 // Convolutions of a Run (execute.h): prepares inputs, sums codes under every window, then computes tiles, directly or
 // by Winograd or Toom-Cook. In and out: the arena, as a ConvStep (plan.h) says. ARITHMETIC.md, sections 3 and 4.
-#include "execute.h"
+#include "run/execute.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "toom_cook.h"
-#include "winograd.h"
+#include "run/toom_cook.h"
+#include "run/winograd.h"
 
 namespace anyprec {
 
@@ -77,7 +77,7 @@ void line_windows(const ConvStep &c, const int32_t *sums, int first, int end, in
 // Sum of the input codes under the window of every output pixel: [image][group][pixel].
 void Run::windows(const ConvStep &c) const {
     const int32_t *taps = c.tap_pixels->data();
-    const bool lines = c.groups == 1 && c.op->stride[0] == 1 && c.op->stride[1] == 1;
+    const bool lines = c.groups == 1 && c.op->stride[0] == 1 && c.op->stride[1] == 1 && !c.op->transposed;
     over_pixels(c.out_pixels, [&](int n, int first, int end) {
         const int32_t *sums = reinterpret_cast<const int32_t *>(image(c.sums, n)); // pixel 0 is the pixel of zeros
         int32_t *out =
@@ -203,6 +203,24 @@ struct TileRange {
 
 } // namespace
 
+namespace {
+
+// The epilogue of tile `t` of a transposed convolution, whose rows are `pixel_step` output pixels apart.
+Epilogue phase_epilogue(const Run &run, const ConvStep &c, int n, const Offsets &offsets, size_t t, int group,
+                        int channel) {
+    const int row = offsets.first_row[t];
+    Epilogue e = epilogue_at(c, run.arena, n, offsets.first_pixel[t], channel);
+    e.residual_stride = e.out_stride = e.codes_stride = e.out_stride * static_cast<size_t>(offsets.pixel_step);
+    if (e.constant_rows)
+        e.constant_rows = c.constant_rows.data() + row;
+    if (c.sums.pixel)
+        e.window = reinterpret_cast<const int32_t *>(run.arena + c.windows) +
+                   (static_cast<size_t>(n) * c.groups + static_cast<size_t>(group)) * c.out_pixels + row;
+    return e;
+}
+
+} // namespace
+
 // Computes blocks first .. end, numbered across all groups. `out`, if given, receives the result, from the part's first
 // pixel on.
 void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int end, float *out) const {
@@ -241,6 +259,8 @@ void Run::tiles(const ConvStep &c, int n, int part, int parts, int first, int en
             tile.taps = taps.end - taps.first;
             tile.first_tap = taps.first;
             tile.panel = panel + tap * static_cast<size_t>(taps.first);
+            if (c.phases)
+                tile.epilogue = phase_epilogue(*this, c, n, *rows.offsets, t, group, channel);
             rows.floats.step();
             rows.codes.step();
             functions[count - 1](tile);
@@ -274,15 +294,15 @@ void Run::conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t 
                           const ToomCookLines *toom_cook) const {
     const FusedPool &p = *c.fused_pool;
     const Op &op = *p.op;
-    const size_t pixel = 4 * static_cast<size_t>(p.from.c), line = pixel * static_cast<size_t>(p.from.w);
+    const size_t pixel = 4 * static_cast<size_t>(p.from.c()), line = pixel * static_cast<size_t>(p.from.w());
     const PoolLines pool{op, p.from, p.shape, false, pixel};
     const int at_once = toom_cook ? kToomCookOutputs : 1;
     int have = 0, begin = 0; // lines begin .. have are computed
     for (int y = first; y < end; y += p.band) {
         const int stop = std::min(end, y + p.band);
-        const int low = std::clamp(y * op.stride[0] - op.pad[0], 0, p.from.h);
-        const int high =
-            std::clamp((stop - 1) * op.stride[0] - op.pad[0] + (op.kernel[0] - 1) * op.dilation[0] + 1, low, p.from.h);
+        const int low = std::clamp(y * op.stride[0] - op.pad[0], 0, p.from.h());
+        const int high = std::clamp((stop - 1) * op.stride[0] - op.pad[0] + (op.kernel[0] - 1) * op.dilation[0] + 1,
+                                    low, p.from.h());
         if (have > low) {
             std::memmove(lines, lines + line * static_cast<size_t>(low - begin),
                          line * static_cast<size_t>(have - low));
@@ -294,22 +314,22 @@ void Run::conv_pool_lines(const ConvStep &c, int n, int first, int end, uint8_t 
             if (toom_cook)
                 toom_cook->lines(have, out);
             else
-                tiles(c, n, have, p.from.h, 0, c.groups * static_cast<int>(c.blocks.size()), out);
+                tiles(c, n, have, p.from.h(), 0, c.groups * static_cast<int>(c.blocks.size()), out);
         }
-        have = std::min(have, p.from.h);
+        have = std::min(have, p.from.h());
         pool.run(kernels, lines, begin, y, stop,
-                 pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w));
+                 pixels(p.out, n) + p.out.pixel * static_cast<size_t>(y) * static_cast<size_t>(p.shape.w()));
     }
 }
 
 // A task's number selects its slot of memory, so a round has no more tasks than slots.
 void Run::conv_with_pool(const ConvStep &c) const {
     const FusedPool &p = *c.fused_pool;
-    const int parts = std::min(p.shape.h, std::min(threads.count, p.slots)), total = plan.images * parts;
+    const int parts = std::min(p.shape.h(), std::min(threads.count, p.slots)), total = plan.images * parts;
     for (int first = 0; first < total; first += p.slots)
         threads.run(std::min(p.slots, total - first), [&](int task) {
             const int n = (first + task) / parts, part = (first + task) % parts;
-            const int first_line = p.shape.h * part / parts, end_line = p.shape.h * (part + 1) / parts;
+            const int first_line = p.shape.h() * part / parts, end_line = p.shape.h() * (part + 1) / parts;
             uint8_t *lines = arena + p.lines + p.bytes * static_cast<size_t>(task);
             if (!c.toom_cook)
                 return conv_pool_lines(c, n, first_line, end_line, lines, nullptr);

@@ -1,6 +1,6 @@
 // Pools and resize of a Run (execute.h). In and out: the arena, as a Step (plan.h) says. ARITHMETIC.md, sections 2 and
 // 5.
-#include "execute.h"
+#include "run/execute.h"
 
 #include <algorithm>
 #include <cmath>
@@ -54,17 +54,17 @@ void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, 
     const bool few = op.kernel[0] * op.kernel[1] <= kTaps;
     const auto reduce = [&](const void *const *taps, int count) {
         if (codes)
-            kernels.maximum_codes(to, taps, count, out.c);
+            kernels.maximum_codes(to, taps, count, out.c());
         else
-            kernels.maximum(reinterpret_cast<float *>(to), taps, count, out.c);
+            kernels.maximum(reinterpret_cast<float *>(to), taps, count, out.c());
     };
     for (int y = first; y < end; ++y) {
         const void *taps[kTaps];
         int count = 0;
         bool whole = false; // the previous window was inside the image along the line
-        for (int x = 0; x < out.w; ++x, to += pixel) {
+        for (int x = 0; x < out.w(); ++x, to += pixel) {
             const int left = x * op.stride[1] - op.pad[1];
-            const bool inside = left >= 0 && left + reach < in.w;
+            const bool inside = left >= 0 && left + reach < in.w();
             if (whole && inside && few) { // the same taps, shifted by the stride
                 for (int t = 0; t < count; ++t)
                     taps[t] = static_cast<const uint8_t *>(taps[t]) + pixel * static_cast<size_t>(op.stride[1]);
@@ -77,14 +77,14 @@ void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, 
             for (int i = 0; i < op.kernel[0]; ++i)
                 for (int j = 0; j < op.kernel[1]; ++j) {
                     const int iy = y * op.stride[0] - op.pad[0] + i * op.dilation[0], ix = left + j * op.dilation[1];
-                    if (iy < 0 || iy >= in.h || ix < 0 || ix >= in.w)
+                    if (iy < 0 || iy >= in.h() || ix < 0 || ix >= in.w())
                         continue;
                     if (count == kTaps) { // reduce to the maximum so far, which becomes a tap
                         reduce(taps, count);
                         taps[0] = to;
                         count = 1;
                     }
-                    taps[count++] = from + pixel * (static_cast<size_t>(iy - from_line) * in.w + ix);
+                    taps[count++] = from + pixel * (static_cast<size_t>(iy - from_line) * in.w() + ix);
                 }
             if (count)
                 reduce(taps, count);
@@ -94,12 +94,12 @@ void PoolLines::run(const Kernels &kernels, const uint8_t *from, int from_line, 
 
 void Run::max_pool(const Step &s) const {
     const PoolLines pool{*s.op, s.input_shapes[0], s.shape, s.codes, s.out.pixel};
-    const int parts = threads.count > 1 ? std::min(s.shape.h, threads.count) : 1;
+    const int parts = threads.count > 1 ? std::min(s.shape.h(), threads.count) : 1;
     threads.run(plan.images * parts, [&](int task) {
-        const int n = task / parts, first = s.shape.h * (task % parts) / parts;
-        const int end = s.shape.h * (task % parts + 1) / parts;
+        const int n = task / parts, first = s.shape.h() * (task % parts) / parts;
+        const int end = s.shape.h() * (task % parts + 1) / parts;
         pool.run(kernels, pixels(s.inputs[0], n), 0, first, end,
-                 pixels(s.out, n) + s.out.pixel * static_cast<size_t>(first) * static_cast<size_t>(s.shape.w));
+                 pixels(s.out, n) + s.out.pixel * static_cast<size_t>(first) * static_cast<size_t>(s.shape.w()));
     });
 }
 
@@ -108,18 +108,18 @@ void Run::avg_pool(const Step &s) const {
     const Buffer &from = s.inputs[0];
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         for (int p = first; p < end; ++p) {
-            const Window h = pool_window(*s.op, 0, p / s.shape.w, in.h, s.shape.h);
-            const Window w = pool_window(*s.op, 1, p % s.shape.w, in.w, s.shape.w);
+            const Window h = pool_window(*s.op, 0, p / s.shape.w(), in.h(), s.shape.h());
+            const Window w = pool_window(*s.op, 1, p % s.shape.w(), in.w(), s.shape.w());
             float *sum = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
-            std::fill_n(sum, s.shape.c, 0.0f);
+            std::fill_n(sum, s.shape.c(), 0.0f);
             for (int y = h.first; y < h.end; ++y)
                 for (int x = w.first; x < w.end; ++x)
                     kernels.accumulate(sum,
                                        reinterpret_cast<const float *>(
-                                           pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w + x)),
-                                       s.shape.c);
+                                           pixels(from, n) + from.pixel * (static_cast<size_t>(y) * in.w() + x)),
+                                       s.shape.c());
             const float count = static_cast<float>(static_cast<int64_t>(h.count) * w.count);
-            for (int c = 0; c < s.shape.c; ++c)
+            for (int c = 0; c < s.shape.c(); ++c)
                 sum[c] /= count;
         }
     });
@@ -133,16 +133,18 @@ void Run::resize(const Step &s) const {
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
         const float *x = reinterpret_cast<const float *>(pixels(from, n));
         for (int p = first; p < end; ++p) {
-            const Interpolation h = interpolation_at(op, 0, p / s.shape.w, in.h, s.shape.h);
-            const Interpolation w = interpolation_at(op, 1, p % s.shape.w, in.w, s.shape.w);
+            const Interpolation h = interpolation_at(op, 0, p / s.shape.w(), in.h(), s.shape.h());
+            const Interpolation w = interpolation_at(op, 1, p % s.shape.w(), in.w(), s.shape.w());
             float *to = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
-            const auto pixel = [&](int y, int column) { return x + (static_cast<size_t>(y) * in.w + column) * in.c; };
+            const auto pixel = [&](int y, int column) {
+                return x + (static_cast<size_t>(y) * in.w() + column) * in.c();
+            };
             if (op.mode == ResizeMode::nearest) {
                 std::memcpy(to, pixel(h.a, w.a), from.pixel);
                 continue;
             }
-            for (int c = 0; c < in.c; c += kPiece) {
-                const int count = std::min(kPiece, in.c - c);
+            for (int c = 0; c < in.c(); c += kPiece) {
+                const int count = std::min(kPiece, in.c() - c);
                 float top[kPiece], bottom[kPiece];
                 kernels.interpolate(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
                 kernels.interpolate(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);

@@ -1,5 +1,5 @@
 // See fork.h.
-#include "fork.h"
+#include "run/fork.h"
 
 #include <algorithm>
 #include <mutex>

@@ -1,5 +1,5 @@
 // See json_numbers.h.
-#include "json_numbers.h"
+#include "run/json_numbers.h"
 
 #include <charconv>
 #include <cmath>

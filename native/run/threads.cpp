@@ -1,6 +1,6 @@
 // See threads.h. One call of a network is about a hundred rounds of tens of microseconds. Waking a sleeping thread for
 // each would take as long as the work, so workers spin for a while before they sleep.
-#include "threads.h"
+#include "run/threads.h"
 
 #include <algorithm>
 #include <chrono>

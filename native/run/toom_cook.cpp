@@ -1,11 +1,11 @@
 // See toom_cook.h; the transforms are in toom_cook.inl. An input line is transformed horizontally once and kept in a
 // ring buffer as long as tiles read it.
-#include "toom_cook.h"
+#include "run/toom_cook.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "execute.h"
+#include "run/execute.h"
 
 namespace anyprec {
 namespace {
@@ -22,7 +22,7 @@ bool uses_toom_cook(const Op &op) {
     const auto fits = [&op](int axis) {
         return op.stride[axis] == 2 && op.dilation[axis] == 1 && op.kernel[axis] >= 5 && op.kernel[axis] <= 8;
     };
-    return op.kind == OpKind::conv && op.groups == 1 && fits(0) && fits(1);
+    return op.kind == OpKind::conv && op.groups == 1 && !op.transposed && fits(0) && fits(1);
 }
 
 namespace {
@@ -71,7 +71,7 @@ std::vector<float> toom_cook_weights(const std::vector<float> &weights, const in
 
 std::unique_ptr<ToomCookStep> plan_toom_cook(const ConvStep &conv, const Shape &out, int images) {
     auto q = std::make_unique<ToomCookStep>();
-    q->across = (out.w + kToomCookOutputs - 1) / kToomCookOutputs;
+    q->across = (out.w() + kToomCookOutputs - 1) / kToomCookOutputs;
     q->width = 2 * conv.group_in;
     const size_t across = static_cast<size_t>(q->across), width = static_cast<size_t>(q->width);
     q->line = whole_lines(kToomCookPoints * across * width + kSlack) / 4;
@@ -79,7 +79,7 @@ std::unique_ptr<ToomCookStep> plan_toom_cook(const ConvStep &conv, const Shape &
     // A line of zeros, the ring, V, an input line, and the line numbers of the ring.
     q->bytes = 4 * q->line * (1 + 4 * kToomCookPoints) + whole_lines(q->pixels) + whole_lines(2 * kToomCookPoints);
     // Slots take no more memory than the result.
-    const size_t whole = 4 * static_cast<size_t>(images) * out.h * out.w * out.c;
+    const size_t whole = 4 * static_cast<size_t>(images) * out.h() * out.w() * out.c();
     q->slots = static_cast<int>(std::clamp<size_t>(whole / q->bytes, 1, kSlots));
     return q;
 }

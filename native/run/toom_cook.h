@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace anyprec {
 

@@ -1,11 +1,11 @@
 // See winograd.h; the transforms are in winograd.inl. Patches are computed in chunks: V of a chunk, then for each block
 // of channels M of the chunk and its outputs.
-#include "winograd.h"
+#include "run/winograd.h"
 
 #include <algorithm>
 
-#include "execute.h"
-#include "kernel_selection.h"
+#include "plan/kernel_selection.h"
+#include "run/execute.h"
 
 namespace anyprec {
 
@@ -14,21 +14,21 @@ std::unique_ptr<WinogradStep> plan_winograd(const ConvStep &conv, const Winograd
     const Op &op = *conv.op;
     auto w = std::make_unique<WinogradStep>();
     w->kernel = &kernel;
-    w->width = out.w, w->height = out.h;
-    w->across = (out.w + 1) / 2, w->down = (out.h + 1) / 2;
+    w->width = out.w(), w->height = out.h();
+    w->across = (out.w() + 1) / 2, w->down = (out.h() + 1) / 2;
     const int patches = w->across * w->down;
-    const int most = patches_at_once(kernel, in.c, out.c);
+    const int most = patches_at_once(kernel, in.c(), out.c());
     w->chunks = (patches + most - 1) / most;
     w->chunk = (patches + w->chunks - 1) / w->chunks;
     w->chunks = (patches + w->chunk - 1) / w->chunk; // none is empty
     for (int y = 0; y < 2 * w->down + 2; ++y)
         for (int x = 0; x < 2 * w->across + 2; ++x) {
             const int iy = y - op.pad[0], ix = x - op.pad[1];
-            const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
-            w->grid.push_back(inside ? static_cast<int32_t>((iy * int64_t(in.w) + ix + 1) * conv.input.pixel) : 0);
+            const bool inside = iy >= 0 && iy < in.h() && ix >= 0 && ix < in.w();
+            w->grid.push_back(inside ? static_cast<int32_t>((iy * int64_t(in.w()) + ix + 1) * conv.input.pixel) : 0);
         }
     const size_t lanes = static_cast<size_t>(kernel.lanes), chunk = static_cast<size_t>(w->chunk);
-    w->row = (static_cast<size_t>(in.c) + lanes - 1) / lanes * lanes * kernel.element;
+    w->row = (static_cast<size_t>(in.c()) + lanes - 1) / lanes * lanes * kernel.element;
     for (int r = 0; r < kMaxRows; ++r)
         w->row_offsets[r] = static_cast<int32_t>(w->row * static_cast<size_t>(r));
     // One more cache line, so that the 16 positions of a patch do not map to the same cache set.

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "plan.h"
-#include "threads.h"
+#include "plan/plan.h"
+#include "run/threads.h"
 
 namespace anyprec {
 

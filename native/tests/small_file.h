@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "reader.h"
+#include "format/reader.h"
 
 namespace anyprec::tests {
 
@@ -163,5 +163,6 @@ void test_json();
 void test_good_files();
 void test_broken_files();
 void test_shapes();
+void test_format3();
 
 } // namespace anyprec::tests

@@ -32,7 +32,7 @@ void test_header() {
     expect_kind(other.file(), "opened", "other metadata");
     other.metadata_extra = ",\"anyprec\":\"\"";
     expect_kind(other.file(), "BadHeader", "metadata twice");
-    for (const char *format : {"3", "0", "-1", "1.0", "\"1\"", "null"}) {
+    for (const char *format : {"4", "0", "-1", "1.0", "\"1\"", "null"}) {
         other = good;
         other.format = format;
         expect_kind(other.file(), "UnsupportedVersion", std::string("format ") + format);
@@ -184,7 +184,7 @@ void test_graph() {
     for (const char *planes :
          {"[]", "{\"0\":[]}", "{\"9\":[0,1,2,3,4,5,6,7,8]}", "{\"1\":[0,1]}", "{\"1\":[1]}", "{\"2\":[1,0]}",
           "{\"2\":[0,0]}", "{\"1\":[-1]}", "{\"1\":[36]}", "{\"1\":[0],\"2\":[1,2],\"3\":[0,1,2]}",
-          "{\"1\":[0],\"3\":[0,1,2]}", "{\"01\":[0]}", "{\"1\":0}"})
+          "{\"1\":[0],\"3\":[0,1,2]}", "{\"1\":[0],\"2\":[0,2],\"3\":[0,1,3]}", "{\"01\":[0]}", "{\"1\":0}"})
         bad(std::string("planes ") + planes, [&](Builder &b) { b.planes = planes; });
     for (const char *weights :
          {"[]", "{}", "{\"stem\":{\"shape\":[7,1,1,3],\"float\":true},\"body\":{\"shape\":[5,1,1],\"float\":false}}",

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "shapes.h"
+#include "format/shapes.h"
 #include "small_file.h"
 
 namespace anyprec::tests {
@@ -18,7 +18,7 @@ void test_good() {
     auto file = open_bytes(Builder().file(), 0, true);
     const Graph &graph = file->graph();
     expect(graph.name == "small" && graph.made_by == "a test", "names");
-    expect(graph.input_h == 4 && graph.input_w == 6 && graph.input_c == 3, "input");
+    expect(graph.input == Shape(0, {4, 6, 3}), "input");
     expect(graph.image_scale == std::vector<float>{0.5f, 0.25f, 1} &&
                graph.image_shift == std::vector<float>{0, -1, 0.25f},
            "image");

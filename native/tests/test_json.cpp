@@ -1,7 +1,7 @@
 // Tests of json: what it reads, what it refuses, and how deep and long.
 #include <string>
 
-#include "json.h"
+#include "format/json.h"
 #include "small_file.h"
 
 namespace anyprec::tests {

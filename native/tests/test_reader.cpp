@@ -10,6 +10,7 @@ int main() {
     test_good_files();
     test_broken_files();
     test_shapes();
+    test_format3();
     std::printf("%d checks, %d failed\n", checks, failures);
     return failures ? 1 : 0;
 }

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "shapes.h"
+#include "format/shapes.h"
 #include "small_file.h"
 
 namespace anyprec::tests {
@@ -20,10 +20,10 @@ Op simple(OpKind kind, std::vector<int> inputs) {
 // H of the value of the last op, or 0 for an InputError.
 int last_h(const std::vector<Op> &ops, int h, int w) {
     Graph graph;
-    graph.input_c = 3;
+    graph.input = Shape(0, {0, 0, 3});
     graph.ops = ops;
     try {
-        return infer_shapes(graph, 2, h, w).back().h;
+        return infer_shapes(graph, 2, h, w).back().h();
     } catch (const InputError &) {
         return 0;
     }
@@ -58,13 +58,13 @@ void test_sizes() {
             op.pad[i] = op.pad[i + 2] = pad;
         }
         Graph graph;
-        graph.input_c = 3;
+        graph.input = Shape(0, {0, 0, 3});
         graph.ops = {op};
         graph.weights.resize(1);
         graph.weights[0].shape[0] = 1;
         graph.weights[0].shape[3] = 3;
         try {
-            return infer_shapes(graph, 1, size, size).back().h;
+            return infer_shapes(graph, 1, size, size).back().h();
         } catch (const InputError &) {
             return 0;
         }
@@ -95,10 +95,11 @@ void test_sizes() {
     expect(last_h({pad}, 1000000, 1000000) == 0, "2^40 elements");
 
     Graph graph;
-    graph.input_c = 3;
+    graph.input = Shape(0, {0, 0, 3});
     graph.ops = {flatten, simple(OpKind::softmax, {1})};
-    expect(infer_partial_shapes(graph, 1, 0, 7)[2].c == 0, "channels of a free size");
-    graph.input_h = 8;
+    graph.input = Shape(0, {0, 7, 3});
+    expect(infer_partial_shapes(graph)[2].c() == 0, "channels of a free size");
+    graph.input = Shape(0, {8, 0, 3});
     bool refused = false;
     try {
         infer_shapes(graph, 1, 9, 9);
@@ -116,7 +117,8 @@ void test_free_size() {
     free.input = R"({"shape":[null,6,3],"image":null,"size":[5,6]})";
     expect(open_bytes(free.file())->graph().image_h == 5 && open_bytes(free.file())->graph().image_w == 6, "made for");
     free.input = R"({"shape":[null,null,3],"image":null})";
-    expect(file->graph().input_h == 0 && infer_shapes(file->graph(), 2, 9, 5).back() == Shape{2, 5, 3, 5}, "free size");
+    expect(file->graph().input.h() == 0 && infer_shapes(file->graph(), 2, 9, 5).back() == Shape(2, {5, 3, 5}),
+           "free size");
     free.ops = replaced(free.ops, R"({"name":"last","op":"affine","in":["body"]})",
                         R"({"name":"flat","op":"flatten","in":["body"]},{"name":"last","op":"affine","in":["flat"]})");
     expect_kind(free.file(), "BadGraph", "a table for channels of a free size");

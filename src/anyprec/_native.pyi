@@ -1,4 +1,4 @@
-"""Types of the C++ extension (native/bindings.cpp). Use it through `anyprec.run`, not directly."""
+"""Types of the C++ extension (native/program/bindings.cpp). Use it through `anyprec.run`, not directly."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -38,6 +38,11 @@ class StepInfo:
     products: int
     seconds: float
 
+class InputInfo:
+    name: str
+    shape: list[int]  # without N; 0 where free
+    integer: bool
+
 class Preprocessing:
     resize: str
     height: int
@@ -57,6 +62,7 @@ class Model:
     image_width: int
     takes_bytes: bool
     preprocessing: Preprocessing
+    inputs: list[InputInfo]
     outputs: list[str]
     panel_bytes: int
     arena_bytes: int
@@ -66,11 +72,13 @@ class Model:
     def open(path: bytes, max_bits: int = 0, verify: bool = True, panel_budget: int = 0, isa: str = "") -> Model: ...
     def profiles(self) -> list[ProfileInfo]: ...
     def refresh(self) -> bool: ...
-    def steps(self, x: np.ndarray, profile: int, repeat: int, threads: int, channels_first: bool) -> list[StepInfo]: ...
-    def output_shapes(self, n: int, h: int, w: int) -> list[list[int]]: ...
+    def steps(
+        self, x: Sequence[np.ndarray], profile: int, repeat: int, threads: int, channels_first: bool
+    ) -> list[StepInfo]: ...
+    def output_shapes(self, shapes: Sequence[Sequence[int]]) -> list[list[int]]: ...
     def run(
         self,
-        x: np.ndarray,
+        x: Sequence[np.ndarray],
         profile: int,
         threads: int,
         channels_first: bool,

@@ -1,6 +1,7 @@
 """`anyprec inspect`: what it prints is what the file holds."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,10 @@ def test_errors_are_one_line(tiny_path, capsys, change, message):
     assert main(["inspect", str(tiny_path), "--verify"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"anyprec: error: {tiny_path}: ") and message in err and err.count("\n") == 1
+
+
+def test_inputs_that_are_no_images(capsys):
+    path = Path(__file__).with_name("corpus") / "opens-format-3.apm"
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "input: N x ?  (whole numbers)" in out and "mask: N x ? x 8" in out

@@ -176,9 +176,9 @@ def test_bad_graph(forge, tiny_path, tmp_path, path, value, message):
 
 
 OPS = [
-    ("add", {"in": ["stem", "head"]}, "differ in H"),
+    ("add", {"in": ["stem", "head"]}, "differ in axis 0"),
     ("add", {"in": ["stem", "conv_b"]}, "differ in"),
-    ("concat", {"in": ["stem", "mean"]}, "differ in H"),
+    ("concat", {"in": ["stem", "mean"]}, "differ in axis 0"),
     ("concat", {"in": ["stem", "qa"]}, "takes floats"),
     ("dequantize", {"in": ["stem"]}, "takes codes"),
     ("max_pool", {"in": ["stem"], **POOL, "dilation": [7, 1], "pad": [2, 0, 2, 0]}, "steps over"),
@@ -345,7 +345,7 @@ def test_bad_header(forge, tmp_path, header, error, message):
         ('{"format": 1, "format": 1}', BadGraph, "'format' twice"),
         ('{"format": NaN}', BadGraph, "NaN"),
         ('{"format": 1}', BadGraph, "the graph has no 'name'"),
-        ('{"format": 3, "made_by": "anyprec 9"}', UnsupportedVersion, "format version 3 is not 1 or 2.*anyprec 9"),
+        ('{"format": 4, "made_by": "anyprec 9"}', UnsupportedVersion, "format version 4 is not 1, 2 or 3.*anyprec 9"),
         ('{"format": true}', UnsupportedVersion, "format version True"),
         ('{"format": "1"}', UnsupportedVersion, "format version '1'"),
     ],

@@ -34,7 +34,7 @@ def test_codes_stand_before_the_planes(path):
         kinds = [name.partition(".")[0] for name in file.tensors]
         assert list(dict.fromkeys(kinds))[:3] == ["table", "codes", "plane00"] and kinds[-4:] == ["tail"] * 4
         assert file.tensors["codes.head"].shape == (12,) and file.tensors["tail.stem"].shape == (4 * 54,)
-        with pytest.raises(UnsupportedBits, match="codes of 8 bits alone"):
+        with pytest.raises(UnsupportedBits, match="only codes of 8 bits"):
             file.codes("stem", 4)
         assert file.codes("stem", 8).shape == (3, 3, 3, 2) and file.values("head").shape == (3, 1, 1, 4)
 

@@ -55,7 +55,7 @@ def test_a_file_without_it_is_of_format_1(tiny, forge, tmp_path):
 
 MISTAKES = [
     ({"format": 1}, {}, BadGraph),  # format 1 does not have it
-    ({"format": 3}, {}, UnsupportedVersion),
+    ({"format": 4}, {}, UnsupportedVersion),
     ({}, {"preprocessing": None}, BadGraph),
     ({}, {"preprocessing": {**COVER, "more": 1}}, BadGraph),
     ({}, {"preprocessing": {"resize": "cover", "to": [7, 8]}}, BadGraph),

@@ -6,7 +6,7 @@ Used by test_engine.py, test_engine_zoo.py and sanitize.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ def usable_isas() -> list[str]:
 
 def assert_exact(
     graph: Graph,
-    inputs: Sequence[np.ndarray],  # each (N, H, W, C) float32 or uint8
+    inputs: Sequence[np.ndarray | Mapping[str, np.ndarray]],  # (N, H, W, C) float32 or uint8; all inputs by name
     path: Path,
     isas: Iterable[str],
     threads: Sequence[int] = (1,),
@@ -45,10 +45,12 @@ def assert_exact(
     models = {isa: load(path, isa=isa, layout="NHWC", check_finite=False) for isa in isas}
     for name in [p.name for p in graph.profiles] if profiles is None else profiles:
         for i, x in enumerate(inputs):
-            want = run_graph(graph, x, name)
+            more = dict(x) if isinstance(x, Mapping) else {"input": x}
+            first = more.pop("input")
+            want = run_graph(graph, first, name, more=more)
             for isa, model in models.items():
                 for count in threads:
-                    got = model(x, bits=name, threads=count)
+                    got = model(first, bits=name, threads=count, **more)
                     got = got if isinstance(got, tuple) else (got,)
                     assert len(got) == len(want)
                     for (output, expected), y in zip(want.items(), got, strict=True):
@@ -64,6 +66,6 @@ def kernels_used(model: PackedModel, x: np.ndarray, profiles: Iterable[str]) -> 
 
 
 def kernels_built(isa: str) -> set[str]:
-    """Names of all kernels for convolutions that native/kernels_<isa>.cpp defines, those for Winograd too."""
-    source = (NATIVE / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
+    """Names of all kernels for convolutions that native/kernels/kernels_<isa>.cpp defines, those for Winograd too."""
+    source = (NATIVE / "kernels" / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
     return set(re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from chain_builder import random_chain
 from engine_check import usable_isas
 from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
@@ -26,7 +27,10 @@ from anyprec.format import Graph, write
 from anyprec.run.oracle import run_graph
 
 
-def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
+def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray | dict[str, np.ndarray]]]:
+    for seed in range(1000, 1000 + seeds):
+        with np.errstate(all="ignore"):
+            yield f"chain {seed}", *random_chain(seed)
     for seed in range(seeds):
         options = {"special": seed % 3 == 1, "float_layers": seed % 3 == 2, "blocks": 1 + seed % 6}
         yield f"seed {seed}", *random_graph(seed, **options)
@@ -60,16 +64,21 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray]]:
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)
 
 
-def check(program: str, folder: Path, what: str, graph: Graph, x: np.ndarray) -> int:
+def check(program: str, folder: Path, what: str, graph: Graph, x: np.ndarray | dict[str, np.ndarray]) -> int:
     """Runs one graph; gives how many times the program ran."""
     write(graph, folder / "net.apm")
-    np.save(folder / "x.npy", x)
+    more = dict(x) if isinstance(x, dict) else {"input": x}
+    for name, array in more.items():
+        np.save(folder / f"x.{name}.npy", array)
+    files = [f"x.{name}.npy" for name in more]
+    first = more.pop("input")
     runs = 0
     for profile in graph.profiles:
-        wanted = run_graph(graph, x, profile.name)
+        with np.errstate(all="ignore"):
+            wanted = run_graph(graph, first, profile.name, more=more)
         for isa in usable_isas():
             threads = 1 + runs % 3
-            words = [program, "net.apm", "x.npy", "--layout", "NHWC", "--bits", profile.name, "--isa", isa]
+            words = [program, "net.apm", *files, "--layout", "NHWC", "--bits", profile.name, "--isa", isa]
             words += ["--threads", str(threads), "--out", "y.npy", "--verify", "--no-check-finite"]
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
             where = f"{what}, profile {profile.name}, {isa}, {threads} threads"

@@ -587,8 +587,9 @@ def test_an_empty_batch_gives_empty_outputs():
     assert compute(x, "softmax").shape == x.shape
 
 
-@pytest.mark.parametrize("page, section", [("FORMAT.md", 3), ("ARITHMETIC.md", 2)])
-def test_every_op_of_the_format_is_here(page, section):
-    text = (Path(__file__).resolve().parents[2] / page).read_text(encoding="utf-8")
-    start, end = text.index(f"## {section}."), text.index(f"## {section + 1}.")
-    assert sorted(re.findall(r"^\| `(\w+)` \|", text[start:end], re.MULTILINE)) == sorted(OPS)
+@pytest.mark.parametrize("page, sections", [("FORMAT.md", (3,)), ("ARITHMETIC.md", (2, 8))])
+def test_every_op_of_the_format_is_here(page, sections):
+    text = (Path(__file__).resolve().parents[2] / page).read_text(encoding="utf-8") + "\n## 9."
+    parts = [text[text.index(f"## {n}.") : text.index(f"## {n + 1}.")] for n in sections]
+    named = {name for part in parts for name in re.findall(r"^\| `(\w+)`", part, re.MULTILINE)}
+    assert named - {"input"} == set(OPS) - {"input"}  # an input computes nothing

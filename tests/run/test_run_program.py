@@ -132,10 +132,13 @@ def fails(*words, says):
     assert line.startswith("anyprec-run: error: ") and says in line, line
 
 
-@pytest.mark.parametrize("words", [[], ["a", "b", "c"]])
-def test_too_few_or_too_many_words(words):
-    done = run(*words)
+def test_no_words():
+    done = run()
     assert done.returncode == 2 and done.stderr.startswith("usage: anyprec-run")
+
+
+def test_more_arrays_than_inputs(net, images):
+    fails(net.path, images, images, says="2 arrays are given, the model takes 1")
 
 
 @pytest.mark.parametrize(

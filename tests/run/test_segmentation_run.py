@@ -20,7 +20,7 @@ from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.run.accuracy import measure
 from anyprec.run.accuracy_plot import draw
-from anyprec.run.segmentation import CAMVID_COLORS, colors, overlaid, voc_colors
+from anyprec.run.segmentation import CAMVID_COLORS, colors, overlaid, painted, voc_colors
 
 NAMES = ("red", "green", "blue")
 
@@ -203,3 +203,13 @@ def test_colors():
     assert table[20].tolist() == [0, 64, 128] and len({tuple(c) for c in voc_colors(255).tolist()}) == 255
     assert colors(CAMVID_CLASSES, 11).tolist() == [list(c) for c in CAMVID_COLORS]
     assert np.array_equal(colors(NAMES, 3), voc_colors(3)) and np.array_equal(colors((), 3), voc_colors(3))
+
+
+def test_the_truth_is_painted_like_an_answer_and_black_where_it_has_no_class():
+    palette = voc_colors(3)
+    mask = np.array([[0, 1], [2, 255]], np.uint8)
+    seen = painted(mask, palette, void=255)
+    assert seen.dtype == np.uint8 and seen.shape == (2, 2, 3)
+    assert np.array_equal(seen[0], palette[[0, 1]]) and np.array_equal(seen[1, 0], palette[2])
+    assert not seen[1, 1].any()
+    assert np.array_equal(painted(mask[:1], palette), palette[mask[:1]])

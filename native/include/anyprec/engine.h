@@ -1,4 +1,4 @@
-// The C++ interface of anyprec (docs/cpp.md): Model runs a model file. In: a path; images and a profile per call. Out:
+// The C++ interface of anyprec (docs/cpp.md): Model runs a model file. In: a path; arrays and a profile per call. Out:
 // float outputs. The header needs only the standard library. Calls from many threads are safe, each with its own
 // profile. Results do not depend on threads, batch or instruction set.
 #pragma once
@@ -35,7 +35,21 @@ struct Images {
 };
 
 struct OutputShape {
-    int n = 0, h = 0, w = 0, c = 0; // vectors have h = w = 1
+    int n = 0, h = 0, w = 0, c = 0; // vectors have h = w = 1; values that are no images have their pixels as w
+};
+
+// One input as the caller has it: float32; the first may be uint8 images. Arrays of three axes besides N are images.
+struct InputArray {
+    const void *data = nullptr;
+    bool bytes = false;          // uint8 instead of float32
+    bool channels_first = false; // images: (N, C, H, W) instead of (N, H, W, C)
+    std::vector<int> shape;      // N first
+};
+
+struct InputInfo {
+    std::string name;       // "input" is the first
+    std::vector<int> shape; // without N; images are H, W, C; 0: any size
+    bool integer = false;   // whole numbers from -2^24 to 2^24, as floats
 };
 
 struct ProfileInfo {
@@ -95,11 +109,12 @@ class Model {
     const std::string &name() const;
     const std::string &isa() const;
     std::vector<std::string> labels() const;
-    int input_height() const, input_width() const, input_channels() const; // 0: any size
+    int input_height() const, input_width() const, input_channels() const; // of images; 0: any size, or no image
     int image_height() const, image_width() const; // size it was made for; 0: any, and the file does not say
     bool takes_bytes() const;
     Preprocessing preprocessing() const;
     std::vector<ProfileInfo> profiles() const;
+    std::vector<InputInfo> inputs() const;
     std::vector<std::string> outputs() const;
 
     // Loads planes that arrived since (a file that is still being downloaded); returns whether there are more now.
@@ -110,6 +125,13 @@ class Model {
     // Writes output i to outs[i], NHWC. `profile` is an index into profiles(). Throws InputError, Cancelled,
     // std::bad_alloc.
     void run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel = nullptr);
+
+    // The same for models with several inputs, or inputs that are no images: arrays in the order of inputs(), all of
+    // one N. Shapes of outputs have N first; images are NHWC.
+    std::vector<std::vector<int>> output_shapes(const std::vector<InputArray> &arrays) const;
+    void run(const std::vector<InputArray> &arrays, int profile, int threads, float *const *outs,
+             const CancelToken *cancel = nullptr);
+    std::vector<StepInfo> steps(const std::vector<InputArray> &arrays, int profile, int repeat, int threads);
 
     // The steps of a profile for these images, each with its median time over `repeat` runs.
     std::vector<StepInfo> steps(const Images &images, int profile, int repeat, int threads);

@@ -1,4 +1,4 @@
-"""The model file: a Graph (graph.py) on disk. Numpy alone; FORMAT.md is its description. Used by pack, run, inspect.
+"""The model file: a Graph (graph.py) on disk. Needs only numpy; FORMAT.md describes it. Used by pack, run, inspect.
 
 sizes = write(graph, "net.apm")
 graph = read("net.apm", max_bits=4)

@@ -15,6 +15,7 @@ from typing import Any
 from anyprec.errors import BadGraph, BadTensor, UnsupportedVersion
 from anyprec.format.check_parts import (
     check_input,
+    check_input_shape,
     check_keys,
     check_labels,
     check_planes,
@@ -53,7 +54,7 @@ def check_graph(graph: Any) -> CheckedGraph:
     need(isinstance(graph, dict) and "format" in graph, "the graph is not a table with 'format'")
     if not is_int(graph["format"]) or graph["format"] not in FORMATS:
         raise UnsupportedVersion(
-            f"format version {show(graph['format'])} is not 1 or 2, those this anyprec reads; use the anyprec that "
+            f"format version {show(graph['format'])} is not 1, 2 or 3, those this anyprec reads; use the anyprec that "
             f"wrote it ({show(graph.get('made_by'))}), or pack the model again"
         )
     check_keys(graph, KEYS, "the graph")
@@ -99,6 +100,8 @@ def check_ops(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     need(isinstance(ops, list) and bool(ops), f"ops is {show(ops)}, not a list of at least one")
     need(len(ops) <= MAX_OPS, f"{len(ops):,} ops are over the limit, {MAX_OPS:,}")
     used: set[str] = set()
+    constants: set[str] = set()
+    others = False  # whether an op that is no input has come
     for number, op in enumerate(ops):
         need(
             isinstance(op, dict) and is_name(op.get("name")),
@@ -106,18 +109,29 @@ def check_ops(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
         )
         name, kind = op["name"], op.get("op")
         need(name not in checked.values, f"op {number}: the name {name!r} is taken; every op needs a name of its own")
-        if not isinstance(kind, str) or kind not in SCHEMAS:
-            raise BadGraph(f"op {name!r} has the unknown kind {show(kind)}; known are {', '.join(SCHEMAS)}")
-        check_op(op, SCHEMAS[kind], graph["weights"], checked)
-        used.add(op.get("weight", ""))
+        known = [one for one, schema in SCHEMAS.items() if schema.format <= graph["format"]]
+        if not isinstance(kind, str) or kind not in known:
+            raise BadGraph(f"op {name!r} has the unknown kind {show(kind)}; known are {', '.join(known)}")
+        others = others or kind != "input"
+        need(kind != "input" or not others, f"{title(op)} comes after another op; inputs come first")
+        check_op(op, SCHEMAS[kind], graph, checked)
+        if kind == "constant":
+            constants.add(op["weight"])
+        else:
+            used.add(op.get("weight", ""))
+        need(
+            op.get("weight", "") not in constants & used,
+            f"{title(op)}: weight {op.get('weight')!r} is also used elsewhere; a constant has its own",
+        )
     for name in graph["weights"]:
-        need(name in used, f"weight {name!r} is used by no op; leave it out")
+        need(name in used | constants, f"weight {name!r} is used by no op; leave it out")
 
 
-def check_op(op: Mapping[str, Any], schema: OpSchema, weights: Mapping[str, Any], checked: CheckedGraph) -> None:
+def check_op(op: Mapping[str, Any], schema: OpSchema, graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     """One op: its attributes, what it reads, and the value it makes, which is added to `checked`."""
-    check_keys(op, ("name", "op", "in", *schema.attributes), title(op), schema.optional)
-    for key, rule in (schema.attributes | schema.optional).items():
+    optional = schema.attributes_in(graph["format"])
+    check_keys(op, ("name", "op", "in", *schema.attributes), title(op), optional)
+    for key, rule in (schema.attributes | optional).items():
         if key in op:
             need(rule.holds(op[key]), f"{title(op)}: {key} is {show(op[key])}; it must be {rule.allowed}")
     inputs, (least, most) = op["in"], schema.inputs
@@ -130,8 +144,14 @@ def check_op(op: Mapping[str, Any], schema: OpSchema, weights: Mapping[str, Any]
             isinstance(value, str) and value in checked.values,
             f"{title(op)} reads {show(value)}, which is neither 'input' nor the name of an earlier op",
         )
-    weight = weights.get(op["weight"]) if "weight" in op else None
+    weight = graph["weights"].get(op["weight"]) if "weight" in op else None
     need("weight" not in op or weight is not None, f"{title(op)}: there is no weight {show(op.get('weight'))}")
+    need(
+        schema.reads == "weight" or weight is None or weight["float"],
+        f"{title(op)}: weight {op.get('weight')!r} is quantized; it must be float in every profile",
+    )
+    if op["op"] == "input":
+        check_input_shape(op["shape"], op["integer"], title(op))
     check_codes(op, schema, weight, checked)
     shapes = [checked.values[value] for value in inputs]
     like = checked.values[op["like"]] if op.get("like") is not None else None
@@ -145,7 +165,7 @@ def check_codes(op: Mapping[str, Any], schema: OpSchema, weight: Any, checked: C
         for value in op["in"]:
             wanted, found = ("codes" if codes else "floats" for codes in (takes_codes, value in checked.codes_of))
             need(wanted == found, f"{title(op)} reads {value!r}, which is {found}; it takes {wanted}")
-    source = checked.codes_of.get(op["in"][0])
+    source = checked.codes_of.get(op["in"][0]) if op["in"] else None
     if op["op"] == "quantize":
         checked.codes_of[op["name"]] = op["name"]
         checked.fixed[op["name"]] = op.get("bits")

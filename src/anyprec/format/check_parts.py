@@ -11,7 +11,7 @@ from typing import Any
 
 from anyprec.errors import BadGraph
 from anyprec.format.header import show
-from anyprec.format.schema import BIG, FIXED, PAIR, is_int, is_name
+from anyprec.format.schema import BIG, FIXED, PAIR, is_int, is_name, is_shape
 from anyprec.format.shapes import MAX_ELEMENTS, Shape
 from anyprec.preprocessing import FILTERS, RESIZES
 from anyprec.widths import INTEGER_WIDTHS
@@ -37,16 +37,21 @@ def check_keys(record: Any, keys: tuple[str, ...], what: str, optional: Iterable
 
 
 def check_input(record: Any, version: int) -> Shape:
-    check_keys(record, ("shape", "image", *(("preprocessing",) if version >= 2 else ())), "input", ("size",))
+    keys = ("shape", "image", *(("preprocessing",) if version == 2 else ()))
+    check_keys(record, keys, "input", ("size", *(("preprocessing", "integer") if version >= 3 else ())))
     shape, image = record["shape"], record["image"]
-    need(
-        isinstance(shape, list)
-        and len(shape) == 3
-        and all(is_size(size) or size is None for size in shape[:2])
-        and is_size(shape[2])
-        and math.prod(size or 1 for size in shape) < MAX_ELEMENTS,
-        f"input shape {show(shape)} is not [H, W, C], each from 1 (H and W may be null), below 2^40 numbers in all",
-    )
+    if version < 3:
+        need(
+            is_shape(shape) and len(shape) == 3 and shape[2] is not None and elements(shape) < MAX_ELEMENTS,
+            f"input shape {show(shape)} is not [H, W, C], each from 1 (H and W may be null), below 2^40 numbers in all",
+        )
+    check_input_shape(shape, record.get("integer", False), "input")
+    if len(shape) != 3 or record.get("integer"):
+        need(
+            image is None and "size" not in record and "preprocessing" not in record,
+            f"input shape {show(shape)} is not that of images; it goes without image, size and preprocessing",
+        )
+        return Shape(shape)
     if "size" in record:
         size = record["size"]
         need(
@@ -65,9 +70,24 @@ def check_input(record: Any, version: int) -> Shape:
                 isinstance(numbers, list) and len(numbers) == shape[2] and all(is_number(n) for n in numbers),
                 f"input image {key} {show(numbers)} is not {shape[2]} float32 numbers, one a channel",
             )
-    if version >= 2:
+    if "preprocessing" in record:
         check_preprocessing(record)
-    return Shape(*shape)
+    return Shape(shape)
+
+
+def check_input_shape(shape: Any, integer: Any, what: str) -> None:
+    """Of the first input, or of an op `input`."""
+    need(isinstance(integer, bool), f"{what}: integer is {show(integer)}, not true or false")
+    need(
+        is_shape(shape) and (shape[-1] is not None or integer) and elements(shape) < MAX_ELEMENTS,
+        f"{what}: shape {show(shape)} is not a list of 1 to 6 sizes, each from 1 or null, below 2^40 numbers in all; "
+        "the last may be null only where integer is true",
+    )
+
+
+def elements(shape: Iterable[int | None]) -> int:
+    """How many numbers at least."""
+    return math.prod(size or 1 for size in shape)
 
 
 def check_preprocessing(record: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """What the numbers of a tensor may be: FORMAT.md section 4. Called by the writer and the reader.
 
-native/reader.cpp (check_bytes) has the same rules; tests/format/test_verdicts.py compares the two.
+native/format/reader.cpp (check_bytes) has the same rules; tests/format/test_verdicts.py compares the two.
 """
 
 from __future__ import annotations

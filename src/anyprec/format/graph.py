@@ -15,7 +15,7 @@ import numpy as np
 from anyprec.preprocessing import Preprocessing
 from anyprec.widths import FLOAT
 
-FORMATS = (1, 2)  # 2 says how pictures become images of the input; a file without that is written as 1
+FORMATS = (1, 2, 3)  # 2 says how pictures become images of the input; 3 has values of any rank and more operations
 INPUT = "input"  # the value every graph starts from
 FIXED_BITS = 8  # the one width a weight or quantize can be fixed at
 
@@ -87,7 +87,7 @@ class Weight:
 @dataclass(frozen=True)
 class Graph:
     name: str
-    input_shape: tuple[int | None, int | None, int]  # H, W, C
+    input_shape: tuple[int | None, ...]  # H, W, C of images; in format 3 any 1 to 6 sizes
     profiles: tuple[GraphProfile, ...]
     planes: Mapping[int, tuple[int, ...]]  # bits -> plane numbers, most significant first
     weights: Mapping[str, Weight]
@@ -102,6 +102,7 @@ class Graph:
     resize: str | None = None  # of pictures: "cover", "stretch" or "none"; None where nothing is known of it
     resize_to: tuple[int, int] | None = None  # H, W that are covered or stretched to; then the middle image_size
     filter: str | None = None
+    integer_input: bool = False  # it holds whole numbers, such as indices
 
     @property
     def preprocessing(self) -> Preprocessing | None:

@@ -21,7 +21,7 @@ ALIGN = 64  # of the tensor data, for the sake of vector loads from a mapped fil
 DTYPE_BYTES = {"F32": 4, "U8": 1}
 METADATA = "__metadata__"
 Bytes = bytes | bytearray
-# Of JSON, the same in native/json.cpp
+# Of JSON, the same in native/format/json.cpp
 MAX_DIGITS = 24  # of an integer: 2^64 has 20, and long ones cost quadratic time
 MAX_REAL = 400  # characters of any other number
 MAX_DEPTH = 64

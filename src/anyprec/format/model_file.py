@@ -193,7 +193,7 @@ class ModelFile:
             raise UnsupportedBits("bits=32 has no codes; values(weight) are the float ones")
         if weight in self.fixed:
             if bits != self.fixed[weight]:
-                raise UnsupportedBits(f"bits={bits}: {weight!r} has codes of {self.fixed[weight]} bits alone")
+                raise UnsupportedBits(f"bits={bits}: {weight!r} has only codes of {self.fixed[weight]} bits")
             with self._naming_file():
                 return self._array(f"codes.{weight}").reshape(self.graph_json["weights"][weight]["shape"])
         if self.bytes_for(bits) > self.size:

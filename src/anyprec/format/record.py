@@ -11,6 +11,7 @@ import numpy as np
 from anyprec import __version__
 from anyprec.errors import BadGraph
 from anyprec.format.graph import Graph, GraphProfile, Op, Weight
+from anyprec.format.schema import SCHEMAS
 
 
 def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
@@ -18,12 +19,13 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
     if graph.image_scale is not None and graph.image_shift is not None:
         image = {"scale": as_float32(graph.image_scale), "shift": as_float32(graph.image_shift)}
     return {
-        "format": 1 if graph.resize is None else 2,
+        "format": version_of(graph),
         "name": graph.name,
         "made_by": graph.made_by or f"anyprec {__version__}",
         "input": {"shape": plain(graph.input_shape, "input_shape"), "image": image}
         | ({} if graph.image_size is None else {"size": plain(graph.image_size, "image_size")})
-        | ({} if graph.resize is None else {"preprocessing": preprocessing_record(graph)}),
+        | ({} if graph.resize is None else {"preprocessing": preprocessing_record(graph)})
+        | ({"integer": True} if graph.integer_input else {}),
         "labels": None if graph.labels is None else list(graph.labels),
         "planes": {str(bits): plain(graph.planes[bits], "planes") for bits in sorted(graph.planes)},
         "profiles": [
@@ -48,6 +50,19 @@ def to_record(graph: Graph, checksums: Mapping[str, str]) -> dict[str, Any]:
         "outputs": list(graph.outputs),
         "checksums": dict(checksums),
     }
+
+
+def version_of(graph: Graph) -> int:
+    """The oldest format that has all of it."""
+    new = any(op.kind in SCHEMAS and needs_3(op) for op in graph.ops)
+    if new or len(graph.input_shape) != 3 or graph.integer_input:
+        return 3
+    return 1 if graph.resize is None else 2
+
+
+def needs_3(op: Op) -> bool:
+    schema = SCHEMAS[op.kind]
+    return schema.format == 3 or any(key in op.attributes for key in schema.later)
 
 
 def preprocessing_record(graph: Graph) -> dict[str, Any]:
@@ -100,6 +115,7 @@ def from_record(record: Mapping[str, Any], weights: Mapping[str, Weight], tables
         resize=how["resize"],
         resize_to=None if how["to"] is None else tuple(how["to"]),
         filter=how["filter"],
+        integer_input=record["input"].get("integer", False),
     )
 
 

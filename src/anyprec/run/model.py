@@ -21,6 +21,7 @@ import math
 import os
 import random
 import threading
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ json_numbers = _native.json_numbers  # float32 -> the numbers of a JSON array, w
 CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0); `cancel()` from any thread
 
 Bits = int | str  # a width, the name of a profile, or "random"
+MOST_WHOLE = 2**24  # of inputs that hold whole numbers: float32 has all up to it
 RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
 
 
@@ -60,9 +62,9 @@ def load(
 
     What is read is kept in memory: changing or deleting the file later changes nothing here.
 
-    path: a model file, or a name; a path that exists goes before a name.
+    path: a model file, or a name; a path that exists takes precedence over a name.
     max_bits: reads only the first planes, those of widths up to this one.
-    threads: how many one call may use.
+    threads: the number of threads that one call may use.
     layout: of the arrays that calls take and give, "NCHW" or "NHWC".
     memory_budget: bounds the bytes of prepared weights kept for widths beyond the one in use.
     verify: compares every tensor with its checksum.
@@ -80,7 +82,7 @@ class PackedModel:
     """An open model file: call it with images, at any of its widths. `anyprec.load` makes it.
 
     Calls are safe from many threads; setting `bits` costs nothing and copies nothing. `close()`, or the end of a `with`
-    block, gives its memory back.
+    block, releases its memory.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class PackedModel:
         return self._opened
 
     def close(self) -> None:
-        """Give the memory back. Calls that other threads have begun end as usual; new ones raise ModelClosed."""
+        """Release the memory. Calls that other threads have begun end as usual; new ones raise ModelClosed."""
         self._opened = None
 
     @property
@@ -261,40 +263,48 @@ class PackedModel:
 
     def __call__(
         self,
-        x: np.ndarray,
+        *inputs: np.ndarray | Bits | None,
         bits: Bits | None = None,
-        *,
         layout: str | None = None,
         threads: int | None = None,
         cancel: CancelToken | None = None,
+        **named: np.ndarray,
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
 
-        x: float32, or uint8 where the file says how images become floats. An empty batch gives an empty answer.
+        inputs: float32; uint8 where the file says how images become floats; any integer type where the input holds
+            whole numbers. Models with several inputs take them in the order of `inputs`, or by name. Inputs that are no
+            images have the shape that `inputs` says, N first. An empty batch gives an empty answer.
         bits: a width or the name of a profile, instead of `self.bits`; "random" draws a width for this call, and
-            `last_bits` tells which.
+            `last_bits` tells which. It may stand behind the inputs without its name.
         layout, threads: instead of those given to `load`.
         cancel: a CancelToken; once it is cancelled, or its time is up, the call raises Cancelled at its next step.
 
-        Vectors come out as (N, C), maps in the layout of the input; several outputs as a tuple.
+        Vectors come out as (N, C), maps in the layout of the input, values of other than three axes as they are;
+        several outputs as a tuple.
         """
         native = self._engine
+        beyond = len(inputs) == len(native.inputs) + 1
+        if inputs and (beyond or inputs[-1] is None or isinstance(inputs[-1], (int, str, np.integer))):
+            bits = inputs[-1] if bits is None else bits  # type: ignore[assignment]
+            inputs = inputs[:-1]
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
-        single = np.ndim(x) == 3
-        x = self._array(x, layout)
+        given = self._ordered(inputs, named)
+        single = np.ndim(given[0]) == 3 and len(native.inputs[0].shape) == 3
+        arrays = self._arrays(given, layout)
         threads = _check_threads(self.threads if threads is None else threads)
-        count = len(x)
+        count = len(arrays[0])
         if not count:  # one image of zeros is run, for its shape and every complaint there may be
-            x = np.zeros((1, *x.shape[1:]), x.dtype)
-        arrays = native.run(x, number, threads, layout == "NCHW", self.check_finite, cancel)
-        outputs = tuple(_shaped(y[:count], layout, single) for y in arrays)
+            arrays = [np.zeros((1, *x.shape[1:]), x.dtype) for x in arrays]
+        made = native.run(arrays, number, threads, layout == "NCHW", self.check_finite, cancel)
+        outputs = tuple(_shaped(y[:count], layout, single) for y in made)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def predict(
         self, x: Any, bits: Bits | None = None, *, top: int = 5, layout: str | None = None, threads: int | None = None
     ) -> Answer | list[Answer]:
-        """What is in a picture: its `top` classes with label and probability, most likely first; of a segmentation, the
+        """What is in a picture: its `top` classes with label and probability, most likely first; for segmentation, the
         class of each pixel (LabelMap).
 
         `x` is a path, a Pillow image, an array of pixels ((H, W, 3), (3, H, W) or (H, W), uint8), or a list of those,
@@ -305,35 +315,75 @@ class PackedModel:
 
         return predict(self, x, bits, top, layout, threads)
 
-    def _array(self, x: np.ndarray, layout: str) -> np.ndarray:
+    def _ordered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+        """The inputs in the order of the file, from those given by place and by name."""
+        names = [info.name for info in self._engine.inputs]
+        listed = f"{len(names)} input{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+        if len(inputs) > len(names):
+            raise InputError(f"{len(inputs)} inputs are given; the model takes {listed}")
+        for name in named:
+            if name not in names:
+                raise InputError(f"there is no input {name!r}; the model takes {listed}")
+            if name in names[: len(inputs)]:
+                raise InputError(f"input {name!r} is given twice, by its place and by its name")
+        for name in names[len(inputs) :]:
+            if name not in named:
+                raise InputError(f"input {name!r} is missing; the model takes {listed}")
+        return [*inputs, *(named[name] for name in names[len(inputs) :])]
+
+    def _arrays(self, given: list[Any], layout: str) -> list[np.ndarray]:
+        infos = self._engine.inputs
+        arrays = [self._array(x, info, layout) for x, info in zip(given, infos, strict=True)]
+        for x, info in zip(arrays, infos, strict=True):
+            if len(x) != len(arrays[0]):
+                raise InputError(f"input {info.name!r} has N = {len(x)}, and {infos[0].name!r} has {len(arrays[0])}")
+        return arrays
+
+    def _array(self, x: Any, info: _native.InputInfo, layout: str) -> np.ndarray:
         x = np.asarray(x)
-        if x.ndim in (3, 4) and not self._fits(x.shape, layout):
+        first = info.name == "input"
+        title = "input" if first else f"input {info.name!r}"
+        x = self._image_axes(x, info, title, layout) if len(info.shape) == 3 else x
+        wanted = ", ".join("any" if size == 0 else str(size) for size in info.shape)
+        fits = x.ndim == len(info.shape) + 1
+        if len(info.shape) != 3:
+            fits = fits and all(size in (0, have) for size, have in zip(info.shape, x.shape[1:], strict=True))
+        if not fits:
+            raise InputError(f"{title} has shape {x.shape}; the model takes (N, {wanted})")
+        if info.integer:
+            return np.ascontiguousarray(_whole(x, title))
+        if x.dtype != np.uint8 or not first:
+            if x.dtype.kind != "f":
+                images = ", or uint8 images" if first and len(info.shape) == 3 else ""
+                raise InputError(f"{title} is {x.dtype}; give float32{images}")
+            x = x.astype(np.float32, copy=False)
+        return np.ascontiguousarray(x)
+
+    def _image_axes(self, x: np.ndarray, info: _native.InputInfo, title: str, layout: str) -> np.ndarray:
+        """An image's array with four axes."""
+        if x.ndim in (3, 4) and not _fits(info.shape, x.shape, layout):
             other = "NHWC" if layout == "NCHW" else "NCHW"
-            if self._fits(x.shape, other):
+            if _fits(info.shape, x.shape, other):
                 raise InputError(
-                    f"input has shape {x.shape}, which is not layout={layout!r}: the model takes images of "
-                    f"{self.input_shape[2]} channels; it fits with layout={other!r}, given to the call or to load"
+                    f"{title} has shape {x.shape}, which is not layout={layout!r}: the model takes images of "
+                    f"{info.shape[2]} channels; it fits with layout={other!r}, given to the call or to load"
                 )
         if x.ndim == 3:
             x = x[None]
         elif x.ndim == 2:
             x = x[:, :, None, None] if layout == "NCHW" else x[:, None, None, :]
         if x.ndim != 4:
-            raise InputError(f"input has shape {x.shape}; give images ({layout}), one image of three axes, or (N, F)")
-        if x.dtype != np.uint8:
-            if x.dtype.kind != "f":
-                raise InputError(f"input is {x.dtype}; give float32, or uint8 images")
-            x = x.astype(np.float32, copy=False)
-        return np.ascontiguousarray(x)
-
-    def _fits(self, shape: tuple[int, ...], layout: str) -> bool:
-        given = shape[-3:] if layout == "NHWC" else (*shape[-2:], shape[-3])  # H, W, C
-        return all(want in (None, have) for want, have in zip(self.input_shape, given, strict=True))
+            raise InputError(f"{title} has shape {x.shape}; give images ({layout}), one image of three axes, or (N, F)")
+        return x
 
     def output_shapes(self, n: int, height: int, width: int) -> list[tuple[int, ...]]:
         """What `n` images of this size give, before they are run: (N, C), or (N, C, H, W) and (N, H, W, C)."""
         found: list[tuple[int, ...]] = []
-        for count, h, w, c in self._engine.output_shapes(n, height, width):
+        for shape in self._engine.output_shapes([[n, height, width, self.input_shape[2]]]):
+            if len(shape) != 4:
+                found.append(tuple(shape))
+                continue
+            count, h, w, c = shape
             found.append((count, c) if h == w == 1 else (count, c, h, w) if self.layout == "NCHW" else (count, h, w, c))
         return found
 
@@ -364,7 +414,15 @@ class PackedModel:
     @property
     def input_shape(self) -> tuple[int | None, int | None, int]:
         """H, W, C of the images it takes; None where any size will do."""
-        return self._engine.input_height or None, self._engine.input_width or None, self._engine.input_channels
+        first = self._engine.inputs[0]
+        if len(first.shape) != 3:
+            raise InputError(f"{self.name} takes no images, but {self.inputs['input']}, N not counted; see `inputs`")
+        return first.shape[0] or None, first.shape[1] or None, first.shape[2]
+
+    @property
+    def inputs(self) -> dict[str, tuple[int | None, ...]]:
+        """The shape of every input, without N; images are H, W, C. None where any size will do."""
+        return {info.name: tuple(size or None for size in info.shape) for info in self._engine.inputs}
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -396,18 +454,22 @@ class PackedModel:
 
     def steps(
         self,
-        x: np.ndarray,
+        x: np.ndarray | Sequence[np.ndarray],
         bits: Bits | None = None,
         *,
         threads: int | None = None,
         layout: str | None = None,
         repeat: int = 10,
     ) -> list[_native.StepInfo]:
-        """Every step of a run: its kernel, what is fused into it, its products, its median time."""
+        """Every step of a run: its kernel, what is fused into it, its products, its median time.
+
+        x: the input, or a list of all inputs.
+        """
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         threads = _check_threads(self.threads if threads is None else threads)
-        return self._engine.steps(self._array(x, layout), number, max(1, int(repeat)), threads, layout == "NCHW")
+        arrays = self._arrays(self._ordered(tuple(x) if isinstance(x, (list, tuple)) else (x,), {}), layout)
+        return self._engine.steps(arrays, number, max(1, int(repeat)), threads, layout == "NCHW")
 
     def __repr__(self) -> str:
         if self.closed:
@@ -434,10 +496,26 @@ def all_finite(x: np.ndarray) -> bool:
     return x.dtype == np.uint8 or _native.all_finite(np.ascontiguousarray(x))
 
 
+def _fits(wanted: Sequence[int], shape: tuple[int, ...], layout: str) -> bool:
+    given = shape[-3:] if layout == "NHWC" else (*shape[-2:], shape[-3])  # H, W, C
+    return all(want in (0, have) for want, have in zip(wanted, given, strict=True))
+
+
+def _whole(x: np.ndarray, title: str) -> np.ndarray:
+    """Whole numbers as float32, which holds them exactly up to 2^24."""
+    if x.dtype.kind not in "iuf":
+        raise InputError(f"{title} is {x.dtype}; give whole numbers")
+    if x.dtype.kind == "f" and not (x == np.rint(x)).all():
+        raise InputError(f"{title} has numbers that are not whole")
+    if x.size and (x.min() < -MOST_WHOLE or x.max() > MOST_WHOLE):
+        raise InputError(f"{title} has numbers beyond -2^24 .. 2^24")
+    return x.astype(np.float32, copy=False)
+
+
 def _shaped(y: np.ndarray, layout: str, single: bool) -> np.ndarray:
-    if y.shape[1] == y.shape[2] == 1:
+    if y.ndim == 4 and y.shape[1] == y.shape[2] == 1:
         y = y[:, 0, 0, :]
-    elif layout == "NCHW":
+    elif y.ndim == 4 and layout == "NCHW":
         y = np.ascontiguousarray(y.transpose(0, 3, 1, 2))
     return y[0] if single else y
 

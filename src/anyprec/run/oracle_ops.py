@@ -100,6 +100,17 @@ def taps(size: int, count: int, pad: int, kernel: int, stride: int, dilation: in
             yield k, slice(first, last), slice(start, start + (last - first - 1) * stride + 1, stride)
 
 
+def transposed_taps(size: int, count: int, pad: int, kernel: int, stride: int, dilation: int) -> Iterator[Tap]:
+    """Of a transposed convolution: tap k of output i stride + k dilation - pad reads input i."""
+    for k in range(kernel):
+        offset = k * dilation - pad
+        first = max(0, -(offset // stride))
+        last = min(size, (count - 1 - offset) // stride + 1)
+        if first < last:
+            start = first * stride + offset
+            yield k, slice(start, start + (last - first - 1) * stride + 1, stride), slice(first, last)
+
+
 def window_taps(
     shape: Sequence[int],
     kernel: Sequence[int],
@@ -107,10 +118,20 @@ def window_taps(
     pad: Sequence[int],
     dilation: Sequence[int],
     ceil: bool = False,
+    output_pad: Sequence[int] | None = None,
 ) -> tuple[tuple[int, int], list[tuple[Tap, Tap]]]:
-    """Output height and width, and the taps of the window in order (h, w); pad is top, left, bottom, right."""
+    """Output height and width, and the taps of the window in order (h, w); pad is top, left, bottom, right.
+
+    Of a transposed convolution where `output_pad` is given.
+    """
     axes, counts = [], []
     for i in (0, 1):
+        if output_pad is not None:
+            reach = dilation[i] * (kernel[i] - 1) + 1
+            counts.append((shape[1 + i] - 1) * stride[i] - pad[i] - pad[2 + i] + reach + output_pad[i])
+            assert counts[i] >= 1, f"a transposed convolution makes a size of {counts[i]}"
+            axes.append(list(transposed_taps(shape[1 + i], counts[i], pad[i], kernel[i], stride[i], dilation[i])))
+            continue
         counts.append(window_count(shape[1 + i], (pad[i], pad[2 + i]), kernel[i], stride[i], dilation[i], ceil))
         axes.append(list(taps(shape[1 + i], counts[i], pad[i], kernel[i], stride[i], dilation[i])))
     return (counts[0], counts[1]), [(h, w) for h in axes[0] for w in axes[1]]
@@ -127,12 +148,13 @@ def conv_codes(
     stride: Sequence[int],
     pad: Sequence[int],
     dilation: Sequence[int],
+    output_pad: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Sum of (2c + 1 - 2^bits) a over K; a: (N, H, W, C) integers. Returns (N, OH, OW, out) int64."""
     w = 2 * codes.astype(F64) + (1 - 2**bits)  # (out, kh, kw, in/groups); odd numbers below 2^8
     out, kh, kw, inside = w.shape
     w = w.reshape(groups, out // groups, kh, kw, inside)
-    (oh, ow), window_list = window_taps(a.shape, (kh, kw), stride, pad, dilation)
+    (oh, ow), window_list = window_taps(a.shape, (kh, kw), stride, pad, dilation, output_pad=output_pad)
     batch = a.shape[0]
     split = a.reshape(*a.shape[:3], groups, inside).astype(F64)
     acc = np.zeros((batch, oh, ow, groups, out // groups))
@@ -147,13 +169,20 @@ def conv_codes(
 
 
 def conv_float(
-    x: np.ndarray, w: np.ndarray, groups: int, stride: Sequence[int], pad: Sequence[int], dilation: Sequence[int]
+    x: np.ndarray,
+    w: np.ndarray,
+    groups: int,
+    stride: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    output_pad: Sequence[int] | None = None,
 ) -> np.ndarray:
     """acc = fma(x, w, acc) in the order of K, or by Toom-Cook: (N, OH, OW, out) float32."""
     out, kh, kw, inside = w.shape
-    if groups == 1 and set(stride) == {2} and set(dilation) == {1} and min(kh, kw) >= 5 and max(kh, kw) <= 8:
+    stem = groups == 1 and set(stride) == {2} and set(dilation) == {1} and min(kh, kw) >= 5 and max(kh, kw) <= 8
+    if stem and output_pad is None:
         return conv_toom_cook(x, w, pad)
-    (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation)
+    (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation, output_pad=output_pad)
     split = x.reshape(*x.shape[:3], groups, inside, 1).astype(F64)
     w = w.reshape(groups, out // groups, kh, kw, inside).astype(F64)
     acc = np.zeros((x.shape[0], oh, ow, groups, out // groups), F32)

@@ -102,9 +102,16 @@ def voc_colors(classes: int) -> Pixels:
     return table.astype(np.uint8)
 
 
+def painted(mask: npt.NDArray[np.integer], palette: Pixels, void: int | None = None) -> Pixels:
+    """(H, W, 3): the colors of a mask, a network's or the truth; pixels of label `void` are black."""
+    empty = np.zeros(mask.shape, bool) if void is None else mask == void
+    made: Pixels = np.where(empty[:, :, None], 0, palette[np.where(empty, 0, mask)]).astype(np.uint8)
+    return made
+
+
 def overlaid(image: Pixels, mask: npt.NDArray[np.integer], palette: Pixels, share: float = 0.55) -> Pixels:
     """The image (H, W, 3), or (H, W, 1), mixed with `share` of its mask's colors."""
-    made: Pixels = np.rint((1 - share) * image + share * palette[mask]).astype(np.uint8)  # (H, W, 3)
+    made: Pixels = np.rint((1 - share) * image + share * painted(mask, palette)).astype(np.uint8)  # (H, W, 3)
     return made
 
 
