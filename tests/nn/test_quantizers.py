@@ -713,3 +713,65 @@ def test_kurtosis_penalty_makes_weights_even():
         kurtosis_penalty(weight).backward()
         optimizer.step()
     assert kurtosis_penalty(weight) < 0.01
+
+
+def depthwise_like():
+    return torch.cat([torch.randn(9) * s for s in torch.logspace(-2, 0.7, 64)])
+
+
+DISTRIBUTIONS = {
+    "normal": lambda: torch.randn(20000) * 0.05,
+    "laplace": lambda: torch.distributions.Laplace(0.0, 0.05).sample((20000,)),
+    "student": lambda: torch.distributions.StudentT(3.0).sample((20000,)) * 0.05,
+    "dirac": lambda: torch.cat([torch.randn(20000) * 1e-3, torch.randn(40)]),
+    "sparse": lambda: torch.randn(20000) * (torch.rand(20000) < 0.05),
+    "depthwise": depthwise_like,
+    "uniform": lambda: torch.rand(20000) * 2 - 1,
+}
+
+
+def lsq_error(w, bits, reach=None):
+    """Of lsq at a range: the one for converted weights unless given."""
+    quantizer = make_quantizer("lsq", (1, 2, 4, 8, 32))
+    quantizer.fit_trained(w, (1, 2, 4, 8, 32))
+    if reach is not None:
+        with torch.no_grad():
+            quantizer.range.copy_(reach)
+        super(Lsq, quantizer).fit(w, (1, 2, 4, 8))
+    return float(((w - quantizer.weight(quantizer.normalize(w), w, bits)).norm() / w.norm()).detach())
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_lsq_of_given_weights_is_good_at_8_bit_and_better_than_the_largest_weight_below(name):
+    torch.manual_seed(0)
+    w = DISTRIBUTIONS[name]()
+    top, rms = w.abs().max(), w.square().mean().sqrt()
+    best = min(lsq_error(w, 8, top * r) for r in torch.logspace(-2.5, 0, 25).tolist())
+    found = {k: lsq_error(w, k) for k in (1, 2, 4, 8)}
+    assert found[8] <= 1.25 * best
+    assert found[8] < 0.75 * lsq_error(w, 8, 3 * rms)
+    assert all(found[k] <= 1.02 * lsq_error(w, k, top) for k in (1, 2, 4))
+
+
+def test_lsq_of_given_weights_looks_at_the_widths_asked_for():
+    torch.manual_seed(0)
+    w = torch.randn(20000)
+    ranges = {}
+    for widths in ((2,), (4,), (8,)):
+        quantizer = make_quantizer("lsq", widths)
+        quantizer.fit_trained(w, widths)
+        ranges[widths] = float(quantizer.range.detach())
+    assert 1.6 < ranges[2,] < 2.4 < ranges[4,] < 3.1 < ranges[8,] < 4.3  # textbook: 2.0, 2.7, 3.9
+
+
+@pytest.mark.parametrize("w", [torch.zeros(9), torch.full((9,), 0.25), torch.tensor([[-3.0]]), torch.full((4,), 1e-42)])
+def test_lsq_of_weights_without_a_spread(w):
+    quantizer = make_quantizer("lsq", (1, 8))
+    quantizer.fit_trained(w, (1, 8))
+    assert torch.isfinite(quantizer.range) and quantizer.range > 0
+    torch.testing.assert_close(quantizer.weight(quantizer.normalize(w), w, 8), w, atol=1e-6, rtol=0.02)
+
+
+def test_lsq_from_scratch_starts_as_recipes_were_trained():
+    w = torch.randn(1000) * 0.1
+    assert torch.equal(fitted("lsq", w).range.detach(), 3 * w.square().mean().sqrt())

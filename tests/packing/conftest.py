@@ -89,3 +89,56 @@ def kinds():
         return {kind: found.count(kind) for kind in found}
 
     return count
+
+
+def as_array(x):
+    """An input as the file takes it: images (N, H, W, C), others in torch's order."""
+    return np.ascontiguousarray((x.permute(0, 2, 3, 1) if x.dim() == 4 else x).numpy())
+
+
+@pytest.fixture
+def matches():
+    """matches(net, *inputs): converts, packs, and compares the oracle with torch at 2 and 8 bit and float.
+
+    At float every number is close; at integer widths nearly all are, since rounding may move single codes. Gives the
+    Graph, which the format's own checks accept.
+    """
+    from anyprec.format.check import check_graph
+    from anyprec.format.record import to_record
+    from anyprec.nn.convert import convert
+
+    def compare(net, *inputs, widths=(2, 8, 32), example=None, **options):
+        example = example or (inputs[0] if len(inputs) == 1 else inputs)
+        model = convert(net.eval(), widths=widths, example=example)
+        graph = make_graph(model, example=example, keep_float=True, **options)
+        check_graph(to_record(graph, {}))
+        check_against(model, graph, *inputs)
+        return graph
+
+    return compare
+
+
+@pytest.fixture
+def against():
+    """against(model, graph, *inputs): compares a Graph with the module it was made from."""
+    return check_against
+
+
+def check_against(model, graph, *inputs):
+    more = [op.name for op in graph.ops if op.kind == "input"]
+    first = as_array(inputs[0])
+    first = first.reshape(len(first), 1, 1, -1) if first.ndim == 2 and len(graph.input_shape) == 3 else first
+    given = dict(zip(more, map(as_array, inputs[1:]), strict=True))
+    for profile in graph.profiles:
+        made = run_graph(graph, first, profile.name, more=given)
+        with torch.no_grad(), bits(model, int(profile.name)):
+            wanted = tensors(model(*inputs))
+        assert len(wanted) == len(graph.outputs)
+        for name, b in zip(graph.outputs, wanted, strict=True):
+            a = made[name].transpose(0, 3, 1, 2) if b.dim() == 4 else made[name]
+            gap = np.abs(a.reshape(b.shape) - b.numpy())
+            if profile.name == "32":
+                assert gap.max() <= 1e-5 * float(b.abs().max()), (profile.name, gap.max())
+            else:
+                assert np.median(gap) <= 1e-5 * float(b.std()), (profile.name, np.median(gap))
+                assert gap.max() < 0.3 * float(b.std()), (profile.name, gap.max())

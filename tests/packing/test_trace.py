@@ -8,8 +8,8 @@ from torch import nn
 from anyprec.errors import DataError, UnsupportedOperation
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
-from anyprec.packing.packing import make_graph
-from anyprec.packing.trace import trace
+from anyprec.packing.packing import make_graph, unsupported
+from anyprec.packing.trace import example_of, trace
 
 X = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -23,10 +23,6 @@ class Net(nn.Module):
         self.middle = nn.Conv2d(4, 4, 3, padding=1)
         self.last = nn.Conv2d(4, 2, 1)
         self.norm = nn.BatchNorm2d(4, track_running_stats=False)
-        self.layer_norm = nn.LayerNorm(12)
-        self.group_norm = nn.GroupNorm(2, 4)
-        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
-        self.wrapped = nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")
         self.between = between
 
     def forward(self, x):
@@ -45,30 +41,39 @@ def in_place_on_a_view(net, y):
     return y + 1
 
 
+def across_images(net, y):
+    return y - y.mean(0, keepdim=True)
+
+
+def products_of_images(net, y):
+    return (y.flatten(1) @ y.flatten(1).t()).sum(1)[:, None, None, None] * y
+
+
+def by_the_batch(net, y):
+    return y / y.shape[0]
+
+
 REFUSED = {
-    "sigmoid": lambda net, y: torch.sigmoid(y) + y,
-    "silu": lambda net, y: F.silu(y),
-    "mul": lambda net, y: y * y.mean((2, 3), keepdim=True),
-    "permute": lambda net, y: y.permute(0, 1, 3, 2).contiguous(),
-    "matmul|bmm|expand|view": lambda net, y: y @ y,
-    "pad": lambda net, y: F.pad(y, (-1, 1, 0, 0)),
-    "reflection_pad2d": lambda net, y: F.pad(y, (1, 1, 1, 1), mode="reflect"),
-    "constant_pad_nd": lambda net, y: F.pad(y, (1, 1), value=2.0),
-    "slice": lambda net, y: y[:, :, 1:],
-    "roll": lambda net, y: y.roll(1, 2),
-    "cat": lambda net, y: torch.cat([y, y], 2),
-    "softmax": lambda net, y: F.softmax(y, dim=-1),
-    "mean": lambda net, y: y - y.mean(3, keepdim=True),
-    "view": lambda net, y: y.reshape(y.shape[0], 2, 2, 12, 12).transpose(1, 2).reshape(y.shape),
-    "upsample_bicubic2d": lambda net, y: F.interpolate(y, scale_factor=2, mode="bicubic"),
-    "add": lambda net, y: y + torch.ones(1, 1, 12, 12),
-    "batch_norm|batch norm": lambda net, y: net.norm(y),
-    "LayerNorm": lambda net, y: net.layer_norm(y),
-    "GroupNorm": lambda net, y: net.group_norm(y),
-    "ConvTranspose2d": lambda net, y: net.up(y),
-    "padding_mode": lambda net, y: net.wrapped(y),
+    "sin in the network's own forward, test_trace.py:": lambda net, y: torch.sin(y),
+    "sort": lambda net, y: y.sort(1).values,
+    "upsample_trilinear3d": lambda net, y: F.interpolate(y[:, None], scale_factor=1, mode="trilinear")[:, 0],
+    "without running statistics": lambda net, y: net.norm(y),
     "written into a part of a constant": wide,
     "changes another view": in_place_on_a_view,
+    "mean.* across the images of a batch": across_images,
+    "select.* some images of a batch": lambda net, y: y - y[0],
+    "roll.* some images of a batch": lambda net, y: y.roll(1, 0),
+    "flip.* images of a batch": lambda net, y: y.flip(0),
+    "mm.* different images of a batch": lambda net, y: (
+        (y.flatten(1) @ y.flatten(1).t()).sum(1)[:, None, None, None] * y
+    ),
+    "follow the number of images": by_the_batch,
+    "_to_copy.* into int64": lambda net, y: y.long().float(),
+    "gt.* no such operation": lambda net, y: y * (y > 0),
+    "convolution.* 1-d and 2-d": lambda net, y: F.conv3d(y[:, None], torch.ones(1, 1, 1, 3, 3), padding=(0, 1, 1))[
+        :, 0
+    ],
+    "draws random numbers": lambda net, y: y + torch.randn(1),
 }
 
 
@@ -83,18 +88,38 @@ def test_refused(words):
 def test_the_error_names_operation_place_and_what_there_is():
     class Block(nn.Module):
         def forward(self, x):
-            return F.gelu(x)
+            return torch.sin(x)
 
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Sequential(Block()), nn.Conv2d(4, 2, 1))
     model = convert(net.eval(), widths=(2, 8), example=X)
-    with pytest.raises(UnsupportedOperation, match=r"gelu in module '2\.0'.*bilinear and nearest resize"):
+    with pytest.raises(
+        UnsupportedOperation, match=r"sin in module '2\.0' \(Block\), test_trace.py:\d+: .*nearest resize"
+    ):
         make_graph(model, example=X)
 
 
 def test_deciding_by_values_is_refused():
     model = convert(Net(lambda net, y: y if y.sum() > 0 else -y).eval(), widths=(2, 8), example=X)
-    with pytest.raises(UnsupportedOperation, match="decides by the values of its input"):
+    line = r"decides by the values of its input \(.* test_trace.py:\d+\)"
+    with pytest.raises(UnsupportedOperation, match=line):
         make_graph(model, example=X)
+
+
+def test_all_that_cannot_be_packed_is_named():
+    def between(net, y):
+        y = torch.sin(y) + 1
+        y = torch.sort(y, 1).values
+        torch.cos(y)  # read by nothing
+        return torch.sin(torch.sin(y))
+
+    model = convert(Net(between).eval(), widths=(2, 8), example=X)
+    with pytest.raises(UnsupportedOperation) as error:
+        make_graph(model, example=X)
+    text = str(error.value)
+    assert text.startswith("2 operations cannot be packed: (1) sin in") and "(and at 2 other places)" in text
+    assert "(2) sort in" in text and "cos" not in text and "\n" not in text
+    assert len(unsupported(model, X)) == 2
+    assert unsupported(convert(Net(lambda net, y: y).eval(), widths=(2, 8), example=X), X) == []
 
 
 def test_what_is_not_used_does_not_matter():
@@ -130,12 +155,12 @@ def test_quantized_weights_need_a_quantized_input():
 
 @pytest.mark.parametrize(
     "example",
-    [None, X.int(), (X, X), {"a": X, "b": X}, torch.zeros(3), torch.zeros(1, 3, 0, 4), "image"],
+    [None, X.int(), (X, X), {"a": X, "b": X}, (X, X[:1]), torch.zeros(3), torch.zeros(1, 3, 0, 4), "image"],
     ids=lambda value: type(value).__name__,
 )
 def test_examples_that_are_none(example):
     model = convert(Net(lambda net, y: y).eval(), widths=(2, 8), example=X)
-    with pytest.raises(DataError, match="one float tensor"):
+    with pytest.raises(DataError, match=r"the example (holds these tensors|does not run)"):
         make_graph(model, example=example)
 
 
@@ -168,4 +193,4 @@ def test_numpy_examples_and_half_precision():
 )
 def test_free_sizes(free, between):
     model = convert(Net(between).eval(), widths=(8, 32), example=X)
-    assert trace(model, X[[0, 0]], None, [8]).free == free
+    assert trace(model, example_of(model, X[[0, 0]]), [8]).free == free

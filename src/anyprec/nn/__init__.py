@@ -4,7 +4,18 @@ quantizers.py (the exact arithmetic) -> layers.py, norms.py (modules that act at
 width) -> convert.py (any `nn.Module` in) -> calibrate.py (widths that were not trained).
 """
 
-from anyprec.nn.layers import AnyActivation, AnyConv1d, AnyConv2d, AnyConvTranspose2d, AnyLayer, AnyLinear
+from anyprec.nn.attention import AnyMultiheadAttention
+from anyprec.nn.layers import (
+    AnyActivation,
+    AnyConv1d,
+    AnyConv2d,
+    AnyConv3d,
+    AnyConvTranspose1d,
+    AnyConvTranspose2d,
+    AnyConvTranspose3d,
+    AnyLayer,
+    AnyLinear,
+)
 from anyprec.nn.norms import SwitchBatchNorm1d, SwitchBatchNorm2d, SwitchGroupNorm, SwitchLayerNorm, SwitchNorm
 from anyprec.nn.quantizers import QUANTIZERS, make_quantizer
 from anyprec.nn.split import SplitNetwork
@@ -14,9 +25,13 @@ __all__ = [
     "AnyActivation",
     "AnyConv1d",
     "AnyConv2d",
+    "AnyConv3d",
+    "AnyConvTranspose1d",
     "AnyConvTranspose2d",
+    "AnyConvTranspose3d",
     "AnyLayer",
     "AnyLinear",
+    "AnyMultiheadAttention",
     "SplitNetwork",
     "SwitchBatchNorm1d",
     "SwitchBatchNorm2d",

@@ -25,6 +25,7 @@ class ActQuantizer(nn.Module):
     signed:   code round(n (clip(y / r, -1, 1) + 1) / 2), value r (2 code / n - 1); 1 bit is the sign.
     Gradient: straight-through inside the range, zero outside. The range r is 1 (clip="fixed", the paper's),
     calibrated per width from data (clip="calibrated") or calibrated and then trained (clip="learned").
+    With divisors d per channel, y / d takes the place of y.
     Of a learned range only |r| counts, so that a step that takes it through 0 does no harm.
     At 32 bits: ReLU (rectify=True, the paper's networks) or y itself (converted networks keep their own ReLU,
     and signed inputs are never rectified).
@@ -44,14 +45,21 @@ class ActQuantizer(nn.Module):
         self.signed, self.clip, self.rectify = signed, clip, rectify
         # A range of zero stands for "not calibrated yet".
         self.ranges = nn.ParameterDict() if clip == "fixed" else width_table(widths, 0.0, learned=clip == "learned")
+        # Divisors of the channels, broadcast against y, where channels differ too much for one range. The layer's codes
+        # are then those of its weight times them, so only post-training quantization sets them (`ChosenCodes`).
+        self.divisors: Tensor | None
+        self.register_buffer("divisors", None)
         # Widths whose range was seen to be set: reading it at every call would stall a GPU and break a graph.
         self.calibrated: set[int] = set()
+
+    observed = False  # True while `observe` looks at what it is given
 
     def forward(self, y: Tensor, bits: int) -> Tensor:
         if bits == FLOAT:
             return torch.relu(y) if self.rectify and not self.signed else y
         levels = (1 << bits) - 1
         r = self.range(bits)
+        y = y if self.divisors is None else y / self.divisors
         a = y if r is None else y / r
         q = 2 * clip_round((a + 1) / 2, levels) - 1 if self.signed else clip_round(a, levels)
         return q if r is None else r * q
@@ -60,6 +68,7 @@ class ActQuantizer(nn.Module):
         """Integer codes 0 .. 2^bits - 1 of y, as the engine stores them."""
         check_integer_width(bits)
         r = self.range(bits)
+        y = y if self.divisors is None else y / self.divisors
         a = y if r is None else y / r
         a = (a + 1) / 2 if self.signed else a
         return (a.clamp(0, 1) * ((1 << bits) - 1)).round_().to(torch.uint8)
@@ -94,6 +103,8 @@ class ActQuantizer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.calibrated.clear()
+        if (divisors := state_dict.get(prefix + "divisors")) is not None and self.divisors is None:
+            self.divisors = torch.ones_like(divisors)
         if self.clip != "fixed":
             add_missing_entries(self.ranges, state_dict, prefix + "ranges.", learned=self.clip == "learned")
         super()._load_from_state_dict(state_dict, prefix, *args)

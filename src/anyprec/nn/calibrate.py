@@ -8,13 +8,14 @@ Called by users, run.py and cli/calibrate.py. Why each part is done as it is: do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
 from anyprec.nn.act_quantizer import ActQuantizer
@@ -24,6 +25,7 @@ from anyprec.nn.observe import (
     InputQuantizer,
     ModelCall,
     ObservedValues,
+    batch_statistics,
     calls_from_loader,
     fit_range,
     is_undecided,
@@ -31,6 +33,7 @@ from anyprec.nn.observe import (
     preserve_state,
     restore_bits_after,
     run_call,
+    untrained_norms,
 )
 from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.nn.switching import _check_plan, any_layers, apply_layer_bits, set_bits, switch_norms, widths_of
@@ -54,13 +57,13 @@ def calibrate(
 ) -> None:
     """Make (or renew) what `widths` and `profiles` need to run: norm tables, learned scales, ranges.
 
-    model: any-precision; its bits and modes stay as they are. If anything fails, it is left as it was.
+    model: any-precision; its bits and modes stay as they are. If anything fails, the model does not change.
     loader: gives unlabeled training batches: tensors, arrays, (images, labels) or dicts of arguments. It is read once,
-        so a generator will do.
+        so a generator works.
     widths, profiles: what to calibrate, uniform and mixed.
     batches: reads no more of the loader than this; None reads all.
     device: where batches are sent; by default the model's.
-    ranges: True fits anew the activation ranges that are there already.
+    ranges: True also fits activation ranges that exist already.
     progress: shows a progress line.
     """
     targets = _targets(model, widths, profiles)
@@ -86,6 +89,18 @@ def calibrate(
 def estimate_norms(model: nn.Module, widths: Iterable[int], loader: Iterable[Any]) -> None:
     """Measure the statistics of the norms of `widths` anew, float's too; nothing else of the model changes."""
     _estimate(model, [_Target(str(k), k, ()) for k in widths], calls_from_loader(model, loader, None, None), None)
+
+
+@torch.no_grad()
+def start_norms(model: nn.Module, norms: Collection[_BatchNorm], widths: Iterable[int], call: ModelCall) -> None:
+    """First statistics of the tables of `widths`, of those among `norms`: of a network that was not trained yet.
+
+    They count no batch, so that training goes on from them as from any start.
+    """
+    _estimate(model, [_Target(str(k), k, ()) for k in widths], [call], None, norms)
+    for norm in norms:
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.zero_()
 
 
 # --- What to calibrate ------------------------------------------------------------------------------------
@@ -203,7 +218,7 @@ def _make_ranges(model: nn.Module, targets: Sequence[_Target], calls: Sequence[M
     seen: dict[int, dict[ActQuantizer, ObservedValues]] = {}
     for at in {source[k] for act, k in lacking if (act, k) not in copied}:
         _run_at(model, at)
-        with observe(model) as seen[at]:
+        with observe(model) as seen[at], batch_statistics(list(untrained_norms(model).values())):
             for number, call in enumerate(calls):
                 run_call(model, call, f"batch {number}")
     for act, k in lacking:
@@ -275,7 +290,7 @@ def _add_scales(model: nn.Module, target: _Target) -> None:
 
 def _least_squares(layer: AnyLayer, bits: int) -> Tensor:
     values = layer.quantizer.values(layer.codes(bits), bits)
-    fitted = (layer.weight * values).sum() / values.square().sum()
+    fitted = (layer.full_weight() * values).sum() / values.square().sum()
     return fitted.clamp_min(torch.finfo(torch.float32).tiny)
 
 
@@ -293,16 +308,23 @@ def _add_tables(model: nn.Module, target: _Target) -> None:
         norm.add_table(target.key, like=str(nearest_width(bits, known)))
 
 
-def _estimate(model: nn.Module, targets: Sequence[_Target], calls: Iterable[ModelCall], bar: Progress | None) -> None:
-    """Statistics of the targets' tables: the average over all batches of each batch's mean and variance.
+def _estimate(
+    model: nn.Module,
+    targets: Sequence[_Target],
+    calls: Iterable[ModelCall],
+    bar: Progress | None,
+    among: Collection[_BatchNorm] | None = None,
+) -> None:
+    """Statistics of the targets' tables (those `among` some): the average over all batches of each one's mean and
+    variance.
 
     Those tables alone are in training mode. Each batch is normalized by its own statistics, so one pass is
     enough: no layer sees what comes of another layer's first guess.
     """
-    tables: dict[nn.modules.batchnorm._BatchNorm, str] = {}
+    tables: dict[_BatchNorm, str] = {}
     for name, norm in switch_norms(model).items():
         for table in (norm.tables[target.key] for target in targets):
-            if isinstance(table, nn.modules.batchnorm._BatchNorm) and table.track_running_stats:
+            if isinstance(table, _BatchNorm) and table.track_running_stats and (among is None or table in among):
                 tables[table] = name
     if not tables:
         return

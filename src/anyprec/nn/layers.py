@@ -1,6 +1,6 @@
 """Any-layers: one float weight that can act at any width.
 
-`AnyConv1d`, `AnyConv2d`, `AnyConvTranspose2d`, `AnyLinear` are subclasses of the torch layers they stand for,
+`AnyConv1d/2d/3d`, `AnyConvTranspose1d/2d/3d`, `AnyLinear` are subclasses of the torch layers they stand for,
 with two quantizers: one for the weight and, unless the network shares one between layers (`act=None`), one
 for their own input. So an identity shortcut around them stays unquantized. Built by zoo/ and convert.py;
 switched by switching.py.
@@ -8,30 +8,46 @@ switched by switching.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from anyprec.errors import AnyprecError
 from anyprec.nn.act_quantizer import ActQuantizer
-from anyprec.nn.quantizers import Nested, WeightQuantizer
+from anyprec.nn.quantizers import ChosenCodes, Nested, WeightQuantizer
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, LayerBits, check_layer_bits, split_bits
+
+WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch that set `weight` before each call
 
 
 class AnyLayer(nn.Module):
     """The part all any-layers share: current bits, the two quantizers, and the weight at the current bits."""
 
     weight: Tensor
+    knows_weight_before_call = True  # False: only a forward of its own makes the weight
+
+    def __init__(
+        self,
+        *args: Any,
+        quantizer: WeightQuantizer | None = None,
+        act: ActQuantizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)  # the torch layer's: its class comes next in the order of bases
+        self.init_any(quantizer, act)
 
     def init_any(self, quantizer: WeightQuantizer | None, act: ActQuantizer | None) -> None:
         self.quantizer = quantizer if quantizer is not None else Nested(DEFAULT_WIDTHS)
         self.act = act
         if not self.weight.is_meta:
-            self.quantizer.fit(self.weight, [int(k) for k in self.quantizer.scales])
+            self.quantizer.fit(self.full_weight(), [int(k) for k in self.quantizer.scales])
         self.weight_bits, self.act_bits = FLOAT, FLOAT
         # Set while `normalize_weights_once` is active: what does not depend on the width.
         self.normalized: Tensor | None = None
@@ -45,6 +61,14 @@ class AnyLayer(nn.Module):
     def bits(self, bits: LayerBits) -> None:
         self.weight_bits, self.act_bits = split_bits(check_layer_bits(bits))
 
+    def full_weight(self) -> Tensor:
+        """The float weight that is quantized: the parameter, or what a parametrization, weight_norm, spectral_norm,
+        pruning or the layer's own forward makes of the parameters as they are now."""
+        for hook in self._forward_pre_hooks.values():
+            if isinstance(hook, WEIGHT_HOOKS):
+                hook(self, ())
+        return self.weight
+
     def quantized_input(self, x: Tensor) -> Tensor:
         return x if self.act is None else self.act(x, self.act_bits)
 
@@ -54,9 +78,29 @@ class AnyLayer(nn.Module):
         x = self.normalized if self.normalized is not None else self.quantizer.normalize(self.weight)
         return self.quantizer.weight(x, self.weight, self.weight_bits, self.magnitude)
 
+    def quantized_bias(self) -> Tensor | None:
+        bias = cast("Tensor | None", self.bias)
+        return bias if self.weight_bits == FLOAT else self.quantizer.bias(bias, self.weight_bits)
+
     def codes(self, bits: int = 8) -> Tensor:
         """The weight's integer codes at `bits`, shaped like the weight."""
-        return self.quantizer.codes(self.weight, bits)
+        return self.quantizer.codes(self.full_weight(), bits)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Codes that post-training quantization chose come with the checkpoint, and stay with the layer.
+        chosen = state_dict.get(prefix + "quantizer.chosen")
+        if chosen is not None and not isinstance(self.quantizer, ChosenCodes):
+            start = prefix + "quantizer.scales."
+            widths = [int(name[len(start) :]) for name in state_dict if name.startswith(start)]
+            like = self.weight.new_ones(self.weight.shape[0], *(1,) * (self.weight.dim() - 1))
+            room = torch.zeros_like(self.weight, dtype=torch.uint8)
+            self.quantizer = ChosenCodes(room, {bits: like.clone() for bits in widths})
+            for bits in [k for k in self.quantizer.shifts if f"{prefix}quantizer.shifts.{k}" not in state_dict]:
+                del self.quantizer.shifts[bits]  # a width calibrated later
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.at_bits(x)
 
     def at_bits(self, x: Tensor) -> Tensor:
         """What `forward` computes, at the current bits. `pack` writes this one call as a layer of the file, so that
@@ -65,72 +109,48 @@ class AnyLayer(nn.Module):
 
 
 class AnyConv1d(AnyLayer, nn.Conv1d):
-    def __init__(
-        self,
-        *args: Any,
-        quantizer: WeightQuantizer | None = None,
-        act: ActQuantizer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        nn.Conv1d.__init__(self, *args, **kwargs)
-        self.init_any(quantizer, act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.at_bits(x)
-
     def at_bits(self, x: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.bias)
+        y: Tensor = self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.quantized_bias())
         return y
 
 
 class AnyConv2d(AnyLayer, nn.Conv2d):
-    def __init__(
-        self,
-        *args: Any,
-        quantizer: WeightQuantizer | None = None,
-        act: ActQuantizer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        nn.Conv2d.__init__(self, *args, **kwargs)
-        self.init_any(quantizer, act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.at_bits(x)
-
     def at_bits(self, x: Tensor) -> Tensor:
-        x, weight = self.quantized_input(x), self.quantized_weight()
+        x, weight, bias = self.quantized_input(x), self.quantized_weight(), self.quantized_bias()
         if self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding in ((0, 0), "valid"):
             # The pixels it reads are picked first. The same sums; but with fewer than 16 channels, in channels_last,
             # the backward pass of the strided convolution writes outside its memory (torch 2.13, oneDNN).
             x = x[..., :: self.stride[0], :: self.stride[1]]
-            return F.conv2d(x, weight, self.bias, groups=self.groups)
-        y: Tensor = self._conv_forward(x, weight, self.bias)
+            return F.conv2d(x, weight, bias, groups=self.groups)
+        y: Tensor = self._conv_forward(x, weight, bias)
         return y
 
 
-class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
-    def __init__(
-        self,
-        *args: Any,
-        quantizer: WeightQuantizer | None = None,
-        act: ActQuantizer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        nn.ConvTranspose2d.__init__(self, *args, **kwargs)
-        self.init_any(quantizer, act)
+class AnyConv3d(AnyLayer, nn.Conv3d):
+    def at_bits(self, x: Tensor) -> Tensor:
+        y: Tensor = self._conv_forward(self.quantized_input(x), self.quantized_weight(), self.quantized_bias())
+        return y
+
+
+class _Transposed(AnyLayer):
+    """What transposed convolutions share; `convolve` is torch's function, `places` the number of its axes."""
+
+    convolve: Callable[..., Tensor]
+    places: int
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         return self.at_bits(x, output_size)
 
     def at_bits(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        assert isinstance(self, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
         stride, padding, kernel, dilation = (
             cast(list[int], n) for n in (self.stride, self.padding, self.kernel_size, self.dilation)
         )
-        extra = self._output_padding(x, output_size, stride, padding, kernel, 2, dilation)
-        return F.conv_transpose2d(
+        extra = self._output_padding(x, output_size, stride, padding, kernel, self.places, dilation)
+        return self.convolve(
             self.quantized_input(x),
             self.quantized_weight(),
-            self.bias,
+            self.quantized_bias(),
             stride,
             padding,
             extra,
@@ -139,22 +159,21 @@ class AnyConvTranspose2d(AnyLayer, nn.ConvTranspose2d):
         )
 
 
+class AnyConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    convolve, places = staticmethod(F.conv_transpose1d), 1
+
+
+class AnyConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    convolve, places = staticmethod(F.conv_transpose2d), 2
+
+
+class AnyConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    convolve, places = staticmethod(F.conv_transpose3d), 3
+
+
 class AnyLinear(AnyLayer, nn.Linear):
-    def __init__(
-        self,
-        *args: Any,
-        quantizer: WeightQuantizer | None = None,
-        act: ActQuantizer | None = None,
-        **kwargs: Any,
-    ) -> None:
-        nn.Linear.__init__(self, *args, **kwargs)
-        self.init_any(quantizer, act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.at_bits(x)
-
     def at_bits(self, x: Tensor) -> Tensor:
-        return F.linear(self.quantized_input(x), self.quantized_weight(), self.bias)
+        return F.linear(self.quantized_input(x), self.quantized_weight(), self.quantized_bias())
 
 
 class AnyActivation(nn.Module):
@@ -183,7 +202,10 @@ class AnyActivation(nn.Module):
 ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {
     nn.Conv1d: AnyConv1d,
     nn.Conv2d: AnyConv2d,
+    nn.Conv3d: AnyConv3d,
+    nn.ConvTranspose1d: AnyConvTranspose1d,
     nn.ConvTranspose2d: AnyConvTranspose2d,
+    nn.ConvTranspose3d: AnyConvTranspose3d,
     nn.Linear: AnyLinear,
 }
 
@@ -204,14 +226,15 @@ def normalize_weights_once(model: nn.Module) -> Iterator[None]:
     backward pass takes the sum on to the weight. The sum rule makes that the same gradient, up to rounding.
     So run the backward passes inside, and the optimizer after.
     """
-    layers = [m for m in model.modules() if isinstance(m, AnyLayer)]
+    layers = [m for m in model.modules() if isinstance(m, AnyLayer) and m.knows_weight_before_call]
     before = [(layer.normalized, layer.magnitude) for layer in layers]
     whole: list[tuple[Tensor, Tensor]] = []  # (normalized weight with its graph, leaf without)
     try:
         for layer in layers:
-            x = layer.quantizer.normalize(layer.weight)
+            weight = layer.full_weight()
+            x = layer.quantizer.normalize(weight)
             layer.normalized = x.detach().requires_grad_(x.requires_grad)
-            layer.magnitude = layer.quantizer.magnitude(layer.weight)
+            layer.magnitude = layer.quantizer.magnitude(weight)
             whole.append((x, layer.normalized))
         yield
         used = [(x, leaf.grad) for x, leaf in whole if leaf.grad is not None]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
@@ -136,6 +137,57 @@ def preserve_state(model: nn.Module, tables: Collection[nn.Module] = ()) -> Iter
             torch.cuda.set_rng_state_all(cuda_dice)
 
 
+# --- Norms that have seen no data yet ---------------------------------------------------------------------
+
+
+def untrained_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms whose statistics are still, by more than half, the numbers they were made with: mean 0, variance
+    1. In eval mode they normalize nothing, so an untrained network's activations fade (or grow) from layer to layer:
+    to 1e-19 in a MobileNetV2.
+
+    Not by `num_batches_tracked` alone: weights that come from another framework leave it at 0.
+    """
+    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm) and _is_untrained(m)}
+
+
+def _is_untrained(norm: _BatchNorm) -> bool:
+    mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    if mean is None or variance is None or is_lazy(mean) or mean.is_meta or mean.numel() == 0:
+        return False
+    if bool((mean == 0).all()) and bool((variance == 1).all()):
+        return True
+    # Run a few times before, but not trained: gamma and beta are still one number, and after n batches the variance is
+    # (1 - momentum)^n and something positive.
+    if any(p is not None and bool((p != p[0]).any()) for p in (norm.weight, norm.bias)):
+        return False
+    seen = 0 if count is None else int(count)
+    initial = 0.0 if norm.momentum is None else (1 - norm.momentum) ** seen
+    return seen > 0 and initial > 0.5 and bool((variance >= initial * (1 - 1e-5)).all())
+
+
+@contextmanager
+def batch_statistics(norms: Collection[_BatchNorm]) -> Iterator[set[_BatchNorm]]:
+    """Inside `preserve_state`, these norms normalize each batch by its own statistics, as in training.
+
+    Yields the norms that cannot, being given one value a channel (one image, one pixel); they use what they have.
+    """
+    single: set[_BatchNorm] = set()
+
+    def choose(norm: nn.Module, given: tuple[Any, ...]) -> None:
+        assert isinstance(norm, _BatchNorm)
+        x = given[0]
+        norm.training = x.dim() > 1 and x.numel() > x.shape[1]
+        if not norm.training:
+            single.add(norm)
+
+    hooks = [norm.register_forward_pre_hook(choose) for norm in norms]
+    try:
+        yield single
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 # --- What activation quantizers are given -----------------------------------------------------------------
 
 
@@ -192,11 +244,15 @@ def observe(model: nn.Module) -> Iterator[dict[ActQuantizer, ObservedValues]]:
     """Inside, the input of every activation quantizer is seen, before it is quantized."""
     seen = {m: ObservedValues() for m in model.modules() if isinstance(m, ActQuantizer)}
     hooks = [act.register_forward_pre_hook(lambda m, given: seen[m].add(given[0])) for act in seen]
+    for act in seen:
+        act.observed = True
     try:
         yield seen
     finally:
         for hook in hooks:
             hook.remove()
+        for act in seen:
+            act.observed = False
 
 
 def is_undecided(act: ActQuantizer) -> bool:

@@ -10,10 +10,13 @@ import copy
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from anyprec.errors import UncalibratedBits, UnsupportedOperation
+from anyprec.nn.attention import PROJECTIONS, AnyMultiheadAttention, AttentionProjection
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, own_method
 from anyprec.nn.norms import BatchNorm1d, BatchNorm2d, SwitchNorm, hook_names
+from anyprec.nn.own_forward import OwnForwardLayer
 from anyprec.nn.switching import widths_of
 from anyprec.widths import FLOAT
 
@@ -45,6 +48,11 @@ def to_float_network(model: nn.Module) -> nn.Module:
         _check_forward(name, module)
         if isinstance(module, AnyLayer):
             _plain_layer(module)
+        elif isinstance(module, AnyMultiheadAttention):
+            for part in PROJECTIONS:
+                module._modules.pop(part, None)
+            own = type(module)
+            module.__class__ = nn.MultiheadAttention if own is AnyMultiheadAttention else own.__bases__[-1]
         elif isinstance(module, (AnyActivation, SwitchNorm)) and name:
             parent, _, leaf = name.rpartition(".")
             setattr(net.get_submodule(parent), leaf, stands_for.setdefault(module, _stand_in(module)))
@@ -56,20 +64,32 @@ def to_float_network(model: nn.Module) -> nn.Module:
 def _reshape_weights(net: nn.Module) -> None:
     """The float weight of `dorefa` is not w. All are computed before any is set: layers may share one."""
     layers = [m for m in net.modules() if isinstance(m, AnyLayer)]
-    for layer, weight in [(layer, layer.quantizer.float_weight(layer.weight)) for layer in layers]:
-        if weight is not layer.weight:
-            layer.weight.copy_(weight)
+    full = [(layer, layer.full_weight()) for layer in layers]
+    for layer, before, weight in [(layer, w, layer.quantizer.float_weight(w)) for layer, w in full]:
+        if weight is before:
+            continue
+        if not isinstance(layer.weight, nn.Parameter) and not isinstance(layer, AttentionProjection):
+            raise UnsupportedOperation(
+                f"{type(layer).__name__} computes its weight, and its float weight is another one (dorefa); convert "
+                "with quantizer='nested' or 'lsq', or give the float network it was made from"
+            )
+        layer.weight.copy_(weight)
 
 
 def _check_forward(name: str, module: nn.Module) -> None:
     """What a part does beyond being that part would be lost with it."""
     if isinstance(module, AnyLayer):
-        own = type(module).__bases__[-1]  # of a layer converted from a subclass, which may have no forward of its own
-        plain = "forward" not in vars(module) and (type(module) in KINDS or issubclass(own, tuple(ANY_LAYERS)))
+        if isinstance(module, (OwnForwardLayer, AttentionProjection)):
+            return
+        kind = type(module)
+        while kind.__module__ == parametrize.__name__:
+            (kind,) = kind.__bases__
+        own = kind.__bases__[-1]  # of a layer converted from a subclass, which may have no forward of its own
+        plain = "forward" not in vars(module) and (kind in KINDS or issubclass(own, tuple(ANY_LAYERS)))
         plain = plain and not issubclass(own, AnyLayer)
     elif isinstance(module, (AnyActivation, SwitchNorm)):
-        kind = AnyActivation if isinstance(module, AnyActivation) else SwitchNorm
-        plain = own_method(module, kind, ("forward", "at_bits", "table")) is None
+        part = AnyActivation if isinstance(module, AnyActivation) else SwitchNorm
+        plain = own_method(module, part, ("forward", "at_bits", "table")) is None
     else:
         return
     if not plain:
@@ -95,10 +115,25 @@ def _stand_in(module: nn.Module) -> nn.Module:
     return made
 
 
+def _plain_class(kind: type[nn.Module]) -> type[nn.Module]:
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind.__module__ == parametrize.__name__:  # made by torch for one module: the same of the plain layer
+        members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        return type(kind.__name__.removeprefix("Any"), (_plain_class(kind.__bases__[0]),), members)
+    return kind.__bases__[-1]  # the subclass of a torch layer that it was converted from
+
+
 def _plain_layer(layer: AnyLayer) -> None:
     """The layer changes class where it stands, as it did when it was converted."""
-    if type(layer) not in KINDS:  # converted from a subclass of a torch layer, which is its last base
-        layer.__class__ = type(layer).__bases__[-1]
+    if isinstance(layer, AttentionProjection):
+        return  # taken out with its attention
+    if isinstance(layer, OwnForwardLayer):
+        layer.__class__ = layer.own  # type: ignore[assignment]
+        for name in ("shapes", "described"):
+            layer.__dict__.pop(name, None)
+    elif type(layer) not in KINDS:
+        layer.__class__ = _plain_class(type(layer))  # type: ignore[assignment]
     for name in ("quantizer", "act"):
         layer._modules.pop(name, None)
     for name in ("act", "weight_bits", "act_bits", "normalized", "magnitude"):

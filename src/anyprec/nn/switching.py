@@ -52,7 +52,7 @@ def widths_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def set_bits(model: nn.Module, bits: Setting) -> None:
-    """Switch a model to other bits. Costs nothing: no weight is copied.
+    """Switch a model to other bits. No weight is copied.
 
     model: any-precision, changed in place.
     bits: a width for the whole model; a dict of layer name -> width or (weight_bits, act_bits) for some layers; or a
@@ -71,7 +71,7 @@ def set_bits(model: nn.Module, bits: Setting) -> None:
 
 @contextmanager
 def bits(model: nn.Module, setting: Setting) -> Iterator[nn.Module]:
-    """`with anyprec.bits(model, 2): ...`: the setting holds inside; what was set before comes back after."""
+    """`with anyprec.bits(model, 2): ...` sets the bits inside the block and restores the earlier setting after it."""
     before = bits_state(model)
     set_bits(model, setting)
     try:

@@ -6,20 +6,23 @@ By the native engine, or by the oracle where the extension is not built.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from anyprec.errors import BadGraph, InputError
 from anyprec.format.check import check_graph
 from anyprec.format.file import metadata_of, read
-from anyprec.format.graph import Graph, Op
+from anyprec.format.graph import INPUT, Graph, Op
 from anyprec.format.header import make_header
 from anyprec.format.model_file import ModelFile
 from anyprec.format.record import to_record
 from anyprec.run.oracle import run_graph
+
+Inputs = Mapping[str, np.ndarray]  # by name, in the order of the file
 
 
 class Mismatch(Exception):
@@ -27,13 +30,13 @@ class Mismatch(Exception):
 
 
 class PackedAnswers(Protocol):
-    """A model file that runs, on (N, H, W, C) float32."""
+    """A model file that runs, on inputs by name: images (N, H, W, C), others in torch's order."""
 
     engine: str
 
-    def outputs(self, x: np.ndarray, profile: str) -> list[np.ndarray]: ...
+    def outputs(self, x: Inputs, profile: str) -> list[np.ndarray]: ...
 
-    def values(self, x: np.ndarray, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    def values(self, x: Inputs, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
         """Outputs, and the values that are wanted: codes, or floats in float profiles."""
 
 
@@ -43,11 +46,15 @@ class OracleAnswers:
     def __init__(self, path: Path) -> None:
         self.graph = read(path, verify=True)
 
-    def outputs(self, x: np.ndarray, profile: str) -> list[np.ndarray]:
+    def outputs(self, x: Inputs, profile: str) -> list[np.ndarray]:
         return self.values(x, profile)[0]
 
-    def values(self, x: np.ndarray, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        values = run_graph(self.graph, x, profile, all_values=True)
+    def values(self, x: Inputs, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        more = {name: array for name, array in x.items() if name != INPUT}
+        try:
+            values = run_graph(self.graph, x[INPUT], profile, more=more, all_values=True)
+        except (AssertionError, BadGraph) as error:
+            raise InputError(str(error)) from error
         return [values[name] for name in self.graph.outputs], values
 
 
@@ -62,11 +69,15 @@ class NativeAnswers:
         self.file, self.probe = (load(p, layout="NHWC") for p in (path, probe))
         self.engine = self.file.isa
 
-    def outputs(self, x: np.ndarray, profile: str) -> list[np.ndarray]:
-        return as_list(self.file(x, bits=profile))
+    def outputs(self, x: Inputs, profile: str) -> list[np.ndarray]:
+        return self._run(self.file, x, profile)
 
-    def values(self, x: np.ndarray, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        made, more = self.outputs(x, profile), as_list(self.probe(x, bits=profile))
+    @staticmethod
+    def _run(model: Any, x: Inputs, profile: str) -> list[np.ndarray]:
+        return as_list(model(*x.values(), bits=profile))
+
+    def values(self, x: Inputs, profile: str) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        made, more = self.outputs(x, profile), self._run(self.probe, x, profile)
         for ours, other in zip(made, more, strict=False):
             if not np.array_equal(ours, other, equal_nan=True):
                 raise Mismatch("the engine gives other outputs when it also gives the values between")
@@ -114,6 +125,7 @@ def write_probe(graph: Graph, source: Path, probe: Path) -> None:
 
 
 def open_answers(path: Path, graph: Graph, wanted: Sequence[str], probe: Path) -> PackedAnswers:
+    """The engine; the oracle where it is not built."""
     try:
         return NativeAnswers(path, graph, wanted, probe)
     except ImportError:

@@ -100,8 +100,8 @@ def checked_facts(
         )
     if how is not None and how.size is not None and "size" in record["net_options"] and how.size != (height, width):
         raise DataError(
-            f"{dataset or 'the data set'} gives images of {how.size[0]} x {how.size[1]}, the network takes {height} x "
-            f"{width} alone; name the data set it was trained on"
+            f"{dataset or 'the data set'} gives images of {how.size[0]} x {how.size[1]}, the network takes "
+            f"only {height} x {width}; name the data set it was trained on"
         )
     return how, names if names and len(names) == record["net_options"].get("num_classes", len(names)) else None
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyprec.format.graph import FIXED_BITS
 from anyprec.nn.layers import AnyLayer
+from anyprec.nn.own_forward import ComputedWeightLayer
 from anyprec.widths import FLOAT
 
 SUM_LIMIT = 2**31  # ARITHMETIC.md: integer sums are exact in 32 bits
@@ -24,6 +25,7 @@ class ActivationGrid:
     bits: tuple[int, ...]
     ranges: np.ndarray  # (P,) r, 1 where float
     signed: bool
+    divisors: np.ndarray | None = None  # of channels, before rounding at integer widths; as the module broadcasts them
 
     @property
     def levels(self) -> np.ndarray:
@@ -46,7 +48,7 @@ class CodesByWidth(Mapping[int, np.ndarray]):
         self.widths = sorted(widths)
         nests = layer.quantizer.nests
         keep = self.widths[-1:] if nests else self.widths
-        self.kept = {k: to_file_order(layer.codes(k)) for k in keep}
+        self.kept = {k: to_file_order(layer_weight(layer, layer.codes(k))) for k in keep}
 
     def __getitem__(self, bits: int) -> np.ndarray:
         if bits not in self.widths:
@@ -65,6 +67,21 @@ def to_file_order(weight: Tensor) -> np.ndarray:
     weight = weight.detach().cpu()
     weight = weight.reshape(*weight.shape[:2], *(1,) * (4 - weight.dim()), *weight.shape[2:])  # (out, in, kh, kw)
     return np.ascontiguousarray(weight.permute(0, 2, 3, 1).numpy())
+
+
+def layer_weight(layer: AnyLayer, weight: Tensor) -> Tensor:
+    """As (out, in / groups, ...), which that of a transposed convolution is not, nor always a computed one."""
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        return turned(weight, layer.groups)
+    if isinstance(layer, ComputedWeightLayer) and layer.in_first:
+        return weight.t()
+    return weight
+
+
+def turned(weight: Tensor, groups: int) -> Tensor:
+    """The weight of a transposed convolution, (in, out / groups, ...), as (out, in / groups, ...)."""
+    parts = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:]).transpose(1, 2)
+    return parts.reshape(groups * weight.shape[1], weight.shape[0] // groups, *weight.shape[2:])
 
 
 def weight_key(weight: Tensor) -> tuple[Any, ...]:

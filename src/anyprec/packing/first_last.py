@@ -7,7 +7,6 @@ integer profile. Called by packing.py; lower.py makes the nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,11 +16,19 @@ from anyprec.errors import AnyprecError
 from anyprec.format.graph import FIXED_BITS, INPUT
 from anyprec.nn.switching import Setting, bits
 from anyprec.packing.codes import FIXED_LEVELS, SUM_LIMIT, ActivationGrid, weight_key
-from anyprec.packing.steps import NetworkTrace, TraceStep
+from anyprec.packing.steps import Example, NetworkTrace, TraceStep
 from anyprec.packing.trace import value_ranges
 from anyprec.widths import FLOAT
 
-KEEPS_RANGE = ("pad", "flatten", "max_pool")  # no value outside what they read, but for 0
+KEEPS_RANGE = (
+    "pad",
+    "flatten",
+    "max_pool",
+    "reshape",
+    "transpose",
+    "slice",
+    "gather",
+)  # no value outside what they read, but for 0
 
 Image = tuple[Sequence[float], Sequence[float]]  # scale, shift per channel: uint8 images become u8 * scale + shift
 
@@ -33,7 +40,7 @@ def check_first_last(first_last: str) -> str:
 
 
 def first_last_grids(
-    trace: NetworkTrace, model: nn.Module, example: Any, settings: Sequence[Setting], image: Image | None
+    trace: NetworkTrace, model: nn.Module, example: Example, settings: Sequence[Setting], image: Image | None
 ) -> dict[str, ActivationGrid]:
     """Layer -> the codes of its input. Ranges come from `image` for layers that read the image, else from the example.
 
@@ -66,17 +73,18 @@ def first_last_layers(trace: NetworkTrace) -> list[TraceStep]:
 
     Left out: a layer whose weight serves another float layer too, and one whose sums could leave 32-bit integers.
     """
-    layers = ("conv", "linear", "any")
+    layers = ("conv", "linear", "any", "embedding", "recurrent", "matmul")
     first, last = {INPUT}, set(trace.outputs)
     for step in trace.steps:
-        if step.kind not in layers and all(name in first for name in step.inputs):
+        if step.kind not in layers and step.inputs and all(name in first for name in step.inputs):
             first.add(step.name)
     for step in reversed(trace.steps):
         if step.name in last and step.kind not in layers:
             last.update(step.inputs)
-    floats = [step for step in trace.steps if step.kind in ("conv", "linear")]
+    floats = [step for step in trace.steps if step.kind in ("conv", "linear") and "transposed" not in step.attributes]
     first_last = [step for step in floats if step.inputs[0] in first or step.name in last]
     inner = {weight_key(step.constants["weight"]) for step in floats if step not in first_last}
+    inner |= {weight_key(s.constants["weight"][:, :, None, None]) for s in trace.steps if s.kind == "embedding"}
     weights = {step.name: step.constants["weight"] for step in first_last}
     return [step for step in first_last if sums_fit(weights[step.name]) and weight_key(weights[step.name]) not in inner]
 

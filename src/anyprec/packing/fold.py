@@ -15,19 +15,21 @@ from anyprec.packing.lower import DraftNode, GraphDraft
 from anyprec.widths import FLOAT
 
 LAYERS = ("conv", "linear")
-ONE_WAY = ("max_pool", "flatten")  # max of codes = code of max; codes in another order
+ONE_WAY = ("max_pool", "flatten", "reshape", "transpose")  # max of codes = code of max; codes in another order
 
 
 def fold(draft: GraphDraft) -> None:
     """In place, and in this order: each pass makes room for those after it."""
     graph = Folding(draft)
     graph.merge_equal()
+    graph.merge_moves()
     graph.norms_before_pools()
     graph.quantize_before_pools()
     graph.pad_in_convs()
     graph.drop_clips()
     graph.multiply_out()
     graph.merge_equal()
+    graph.merge_moves()
     graph.drop_unread()
 
 
@@ -72,11 +74,41 @@ class Folding:
         for node in list(self.nodes):
             numbers = None if node.table is None else node.table.tobytes()
             key = (node.kind, tuple(node.inputs), repr(sorted(node.attributes.items())), numbers, node.bits)
+            if node.kind in ("constant", "input"):
+                continue
             if key in seen:
                 self.nodes.remove(node)
                 self.replace(node.name, seen[key])
             else:
                 seen[key] = node.name
+
+    def merge_moves(self) -> None:
+        """A reshape of a reshape is one, a transpose of a transpose too; what changes nothing goes."""
+        for node in list(self.nodes):
+            if node.kind not in ("reshape", "transpose"):
+                continue
+            before = self.node(node.inputs[0])
+            if before is not None and before.kind == node.kind:
+                if node.kind == "transpose":
+                    order = [before.attributes["order"][i] for i in node.attributes["order"]]
+                    node.attributes = {**node.attributes, "order": order}
+                node.inputs = list(before.inputs)
+            source = self.node(node.inputs[0])
+            shape = self.draft.inputs[node.inputs[0]] if source is None else source.shape
+            same = (
+                shape == node.shape
+                if node.kind == "reshape"
+                else node.attributes["order"] == list(range(len(node.shape)))
+            )
+            if same and node.name not in self.draft.outputs:
+                self.remove(node)
+        for node in reversed([n for n in self.nodes if n.kind in ("reshape", "transpose")]):
+            if node.name not in self._used() and not self.readers(node.name):
+                self.nodes.remove(node)
+
+    def _used(self) -> set[Any]:
+        """Values that are read by no op, but needed."""
+        return {n.attributes.get("like") for n in self.nodes} | set(self.draft.outputs)
 
     def norms_before_pools(self) -> None:
         """norm(max_pool(x)) = max_pool(norm(x)), exactly, where every scale is above 0: rounding keeps the order.
@@ -97,13 +129,15 @@ class Folding:
         before.
         """
         for node in [n for n in self.nodes if n.kind == "quantize"]:
-            while (before := self.node(node.inputs[0])) is not None and self._can_pass(node, before, ONE_WAY):
+            assert node.table is not None
+            alike = bool((node.table == node.table[:, :, :1]).all())  # one number for all channels
+            kinds = ONE_WAY if alike else ("max_pool",)
+            while (before := self.node(node.inputs[0])) is not None and self._can_pass(node, before, kinds):
                 self._pass(node, before)
                 source = self.node(node.inputs[0])
-                node.channels = self.draft.input_channels if source is None else source.channels
-                assert node.table is not None
-                # Still one number for all channels: as many as there are before a flatten.
-                node.table = np.repeat(node.table[:, :, :1], node.channels, axis=2)
+                node.shape = self.draft.inputs[node.inputs[0]] if source is None else source.shape
+                if alike:  # as many as there are before a flatten
+                    node.table = np.repeat(node.table[:, :, :1], node.channels, axis=2)
 
     def _can_pass(self, node: DraftNode, before: DraftNode, kinds: tuple[str, ...]) -> bool:
         return (
@@ -129,9 +163,9 @@ class Folding:
             assert node.table is not None and clip.table is not None
             plain = np.array([b == FLOAT for b in node.bits])
             top = np.array([0.0 if b == FLOAT else 2.0**b - 1 for b in node.bits])
-            low, high = (clip.table[:, i] * node.table[:, 0, 0] + node.table[:, 1, 0] for i in (0, 1))
+            low, high = (clip.table[:, i, None] * node.table[:, 0] + node.table[:, 1] for i in (0, 1))  # (P, C)
             # The clip's ends have the first and the last code: no number changes its code by being clipped.
-            integer = (low < 0.5) & (high > top - 0.5)
+            integer = (low < 0.5).all(1) & (high > top[:, None] - 0.5).all(1)
             relu = (clip.table[:, 0] == 0) & (clip.table[:, 1] == np.inf)
             if not np.where(plain, relu, integer).all():
                 continue
@@ -151,7 +185,9 @@ class Folding:
             between = [n for n in exact if n.kind == "quantize"]
             convs = [n for n in readers if n not in between] + [c for n in between for c in self.readers(n.name)]
             padded = {pad.name, *(n.name for n in between)}
-            if padded & {*self.draft.outputs, *sizes} or any(n.kind != "conv" for n in convs):
+            if padded & {*self.draft.outputs, *sizes} or any(
+                n.kind != "conv" or "transposed" in n.attributes for n in convs
+            ):
                 continue
             (top, bottom), (left, right) = pad.attributes["h"], pad.attributes["w"]
             more = (top, left, bottom, right)
@@ -174,6 +210,8 @@ class Folding:
                 before = self.node(node.inputs[0])
                 if before is None or self.only_reader(before.name) is not node:
                     continue
+            if before.shape[-1] != node.shape[-1]:
+                continue
             if before.kind in LAYERS or (before.kind == "affine" and node.kind == "affine"):
                 before.table = composed(before.table, node.table)
                 if before.kind in LAYERS:
@@ -190,8 +228,7 @@ class Folding:
 
     def drop_unread(self) -> None:
         for node in reversed(list(self.nodes)):
-            used = {n.attributes.get("like") for n in self.nodes} | set(self.draft.outputs)
-            if node.name not in used and not self.readers(node.name):
+            if node.kind != "input" and node.name not in self._used() and not self.readers(node.name):
                 self.nodes.remove(node)
         kept = {node.attributes["weight"] for node in self.nodes if "weight" in node.attributes}
         for name in [name for name in self.draft.weights if name not in kept]:

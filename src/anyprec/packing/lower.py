@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight
 from anyprec.nn.act_quantizer import ActQuantizer
-from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyConv1d, AnyConv2d, AnyLayer, AnyLinear, own_method
+from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
+from anyprec.nn.own_forward import ComputedWeightLayer
 from anyprec.nn.quantizers import QUANTIZERS, WeightQuantizer
 from anyprec.nn.switching import Setting, bits
 from anyprec.packing.codes import (
@@ -31,17 +32,20 @@ from anyprec.packing.codes import (
     ActivationGrid,
     CodesByWidth,
     channel_codes,
+    layer_weight,
     to_file_order,
     weight_key,
 )
-from anyprec.packing.operations import SUPPORTED
-from anyprec.packing.steps import NetworkTrace, TraceStep
+from anyprec.packing.operations.layers import layer_pads
+from anyprec.packing.steps import NetworkTrace, Shape, TraceStep
+from anyprec.packing.views import View
 from anyprec.widths import FLOAT
 
 # What lowering takes for granted about the modules it asks for numbers. Their forward is free: trace.py records it.
-LAYER_METHODS = ("at_bits", "_conv_forward", "quantized_input", "quantized_weight", "codes")
-WEIGHT_METHODS = ("normalize", "magnitude", "codes", "scale", "weight", "float_weight", "_code", "_value")
+LAYER_METHODS = ("at_bits", "_conv_forward", "quantized_input", "quantized_weight", "quantized_bias", "codes")
+WEIGHT_METHODS = ("normalize", "magnitude", "codes", "scale", "weight", "bias", "float_weight", "_code", "_value")
 ACT_METHODS = ("forward", "codes", "range")
+CODES_PASS = ("max_pool", "flatten", "reshape", "transpose", "slice", "gather")
 
 
 @dataclass
@@ -51,10 +55,14 @@ class DraftNode:
     name: str
     kind: str
     inputs: list[str]
-    channels: int
+    shape: Shape
     attributes: dict[str, Any] = field(default_factory=dict)
     table: np.ndarray | None = None
     bits: tuple[int, ...] = ()
+
+    @property
+    def channels(self) -> int:
+        return self.shape[-1]
 
 
 @dataclass
@@ -63,6 +71,7 @@ class ComparisonPoint:
 
     value: str
     codes: ActivationGrid
+    view: View  # how the module's tensor lies in the value
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right: zeros the file leaves to a convolution
 
 
@@ -74,7 +83,7 @@ class GraphDraft:
     weights: dict[str, Weight]
     weight_bits: dict[str, tuple[int, ...]]  # of quantized weights, one a profile
     outputs: list[str]
-    input_channels: int
+    inputs: dict[str, Shape]
     points: dict[
         str, ComparisonPoint
     ]  # by step: the input of an any-layer or of an 8-bit first or last layer, what an activation makes
@@ -101,16 +110,15 @@ class Lowering:
         self, trace: NetworkTrace, model: nn.Module, settings: list[Setting], first_last: Mapping[str, ActivationGrid]
     ) -> None:
         self.trace, self.model, self.settings, self.first_last = trace, model, settings, first_last
-        self.profiles = len(settings)
         self.paths = {module: name for name, module in model.named_modules()}
-        self.size = {INPUT: trace.size, **{step.name: step.size for step in trace.steps}}
+        self.shape = {INPUT: trace.inputs[0].shape, **{step.name: step.shape for step in trace.steps}}
         self.nodes: dict[str, DraftNode] = {}
         self.codes: dict[str, ActivationGrid] = {}
         self.weights: dict[str, Weight] = {}
         self.weight_bits: dict[str, tuple[int, ...]] = {}
         self.weight_names: dict[object, str] = {}  # an any-layer, or what tells a float tensor from others
         self.values: dict[str, str] = {}  # codes -> the dequantize that reads them
-        self.layers: dict[nn.Module, list[tuple[int, float]]] = {}  # weight bits, s_k / d
+        self.layers: dict[nn.Module, list[tuple[int, np.ndarray]]] = {}  # weight bits, s_k / d
         self.acts: dict[nn.Module, ActivationGrid] = {}
         self.points: dict[str, ComparisonPoint] = {}
         self.rounded: dict[str, np.ndarray] = {}
@@ -118,13 +126,14 @@ class Lowering:
 
     def draft(self) -> GraphDraft:
         lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
-                     "conv": self.float_layer, "linear": self.float_layer}  # fmt: skip
+                     "conv": self.float_layer, "linear": self.float_layer, "constant": self.constant,
+                     "embedding": self.float_weight, "recurrent": self.float_weight}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)
         outputs = [self.as_float(name) for name in self.trace.outputs]
         return GraphDraft(
-            list(self.nodes.values()), self.weights, self.weight_bits, outputs, self.trace.size[0], self.points,
+            list(self.nodes.values()), self.weights, self.weight_bits, outputs, {INPUT: self.shape[INPUT]}, self.points,
             self.rounded,
         )  # fmt: skip
 
@@ -147,19 +156,20 @@ class Lowering:
         for module, rows in acts.items():
             assert isinstance(module.act, ActQuantizer)
             ranges = np.array([r for _, r in rows])
-            self.acts[module] = ActivationGrid(tuple(b for b, _ in rows), ranges, module.act.signed)
+            divisors = None if module.act.divisors is None else array(module.act.divisors)
+            self.acts[module] = ActivationGrid(tuple(b for b, _ in rows), ranges, module.act.signed, divisors)
 
     # --- Nodes ---
 
     def put(self, name: str, kind: str, inputs: list[str], table: np.ndarray | None = None, **more: Any) -> str:
-        """A new node; one that is no step has the size of what it reads."""
-        self.size.setdefault(name, self.size[inputs[0]])
-        self.nodes[name] = DraftNode(name, kind, inputs, self.size[name][0], table=table, **more)
+        """A new node; one that is no step has the shape of what it reads, unless `self.shape` says another."""
+        self.shape.setdefault(name, self.shape[inputs[0]] if inputs else ())
+        self.nodes[name] = DraftNode(name, kind, inputs, self.shape[name], table=table, **more)
         return name
 
     def fresh(self, name: str) -> str:
         """A name for a node that is no step: no other's."""
-        while name in self.size:
+        while name in self.shape:
             name += "_"
         return name
 
@@ -179,7 +189,9 @@ class Lowering:
         n, r, plain = codes.levels, codes.ranges, codes.is_float
         scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
         shift = np.where(plain | (not codes.signed), 0.0, n / 2)
-        table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.size[value][0], axis=2)  # (P, 2, C)
+        table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.shape[value][-1], axis=2)  # (P, 2, C)
+        if codes.divisors is not None:
+            table[~plain, 0] /= codes.divisors.reshape(-1)
         attributes = {"signed": codes.signed, "rectify": rectify and not codes.signed, "affine": True, **more}
         self.codes[name] = codes
         return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
@@ -188,22 +200,24 @@ class Lowering:
         layer = step.module
         assert isinstance(layer, AnyLayer)
         (value,), path = step.inputs, self.paths[layer]
-        kind, attributes = layer_attributes(layer, path, self.size[value], step)
+        kind, attributes = layer_attributes(layer, path, self.shape[value], step.shape)
+        assert step.reads is not None
         if layer.act is not None:
             value = self.quantize(self.fresh(f"{step.name}.act"), value, self.acts[layer], layer.act.rectify)
-            self.points[step.name] = ComparisonPoint(value, self.acts[layer])
+            self.points[step.name] = ComparisonPoint(value, self.acts[layer], step.reads)
         if value not in self.codes:
             raise UnsupportedOperation(
                 f"layer {path!r} has quantized weights but reads {value!r}, which is not quantized; give the layer its "
                 "own act, or an AnyActivation (and at most max pools and a flatten) before it"
             )
+        value = self.copied_around(value, step.attributes["around"])
         codes = self.codes[value]
         widths, steps = zip(*self.layers[layer], strict=True)
         self._check(path, layer, widths, codes)
-        channels = step.size[0]
-        scale = np.where(codes.is_float, 1.0, np.array(steps) * codes.step)  # (P,)
-        shift = np.zeros(channels) if layer.bias is None else array(layer.bias)  # type: ignore[arg-type]
-        table = np.stack([np.repeat(scale[:, None], channels, axis=1), self.every_profile(shift)], axis=1)
+        channels = step.shape[-1]
+        by_channel = np.stack([np.broadcast_to(s, channels) for s in steps])  # (P, out)
+        scale = np.where(codes.is_float[:, None], 1.0, by_channel * codes.step[:, None])
+        table = np.stack([scale, np.stack([bias_at(layer, k, channels) for k in widths])], axis=1)  # (P, 2, out)
         if layer not in self.weight_names:
             self.weight_names[layer] = step.name
             self._any_weight(step.name, layer, widths)
@@ -213,8 +227,17 @@ class Lowering:
         attributes = {"weight": self.weight_names[layer], **attributes, "signed": signed, "affine": True}
         self.put(step.name, kind, [value], table, attributes=attributes)
 
+    def copied_around(self, value: str, borders: Mapping[int, list[int]]) -> str:
+        """Codes with the border that padding_mode='reflect', 'replicate' or 'circular' puts around them."""
+        for axis, index in borders.items():
+            name, shape = self.fresh(f"{value}.pad"), self.shape[value]
+            self.shape[name] = (*shape[:axis], len(index), *shape[axis + 1 :])
+            self.codes[name] = self.codes[value]
+            value = self.put(name, "gather", [value], attributes={"axis": axis, "index": index})
+        return value
+
     def _check(self, path: str, layer: AnyLayer, weight_bits: Sequence[int], codes: ActivationGrid) -> None:
-        depth = layer.weight[0].numel()
+        depth = layer_weight(layer, layer.full_weight())[0].numel()
         for setting, k, a in zip(self.settings, weight_bits, codes.bits, strict=True):
             name = setting.name if hasattr(setting, "name") else setting
             if (k == FLOAT) != (a == FLOAT):
@@ -229,10 +252,10 @@ class Lowering:
 
     def _any_weight(self, name: str, layer: AnyLayer, weight_bits: Sequence[int]) -> None:
         integers = {k for k in weight_bits if k != FLOAT}
-        shape = to_file_order(layer.weight.float()).shape
+        shape = to_file_order(layer_weight(layer, layer.full_weight().float())).shape
         values = None
         if FLOAT in weight_bits:
-            values = to_file_order(layer.quantizer.float_weight(layer.weight).float())
+            values = to_file_order(layer_weight(layer, layer.quantizer.float_weight(layer.full_weight()).float()))
         self.weights[name] = Weight(shape, values, CodesByWidth(layer, integers) if integers else None)
         if integers:
             self.weight_bits[name] = tuple(weight_bits)
@@ -242,7 +265,8 @@ class Lowering:
         assert isinstance(module, AnyActivation)
         if module.quantize:
             self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
-            self.points[step.name] = ComparisonPoint(step.name, self.acts[module])
+            assert step.reads is not None
+            self.points[step.name] = ComparisonPoint(step.name, self.acts[module], step.reads)
             return
         plain = self.acts[module].is_float
         rectified = module.act.rectify and not module.act.signed
@@ -258,22 +282,14 @@ class Lowering:
         table = np.stack([array(at["bounds"]) for at in step.at])  # (P, 2)
         self.put(step.name, "clip", [self.as_float(step.inputs[0])], table)
 
-    def every_profile(self, row: np.ndarray) -> np.ndarray:
-        return np.repeat(row[None], self.profiles, axis=0)
-
     def float_layer(self, step: TraceStep) -> None:
-        weight = step.constants["weight"]
-        if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
-            raise UnsupportedOperation(
-                f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
-                "(AnyConv2d, AnyLinear), or give it the same weights at every width"
-            )
+        weight = same_weight(step)
         key, values = weight_key(weight), to_file_order(weight.float())
         is_new = key not in self.weight_names
         name = self.weight_names.setdefault(key, step.name)
         table = None
         if "bias" in step.constants:
-            table = np.stack([np.stack([np.ones(step.size[0]), array(at["bias"])]) for at in step.at])
+            table = np.stack([np.stack([np.ones(step.shape[-1]), array(at["bias"])]) for at in step.at])
         if step.name in self.first_last:
             value, signed, table = self._fixed_layer(step, values, table)
         else:
@@ -304,17 +320,45 @@ class Lowering:
             )
         else:
             value = self.quantize(self.fresh(f"{step.name}.in"), value, codes, False, bits=FIXED_BITS)
-            self.points[step.name] = ComparisonPoint(value, codes)
+            assert step.reads is not None
+            self.points[step.name] = ComparisonPoint(value, codes, step.reads)
         weight_codes, weight_steps = channel_codes(values)
         self.rounded[step.name] = (2.0 * weight_codes - FIXED_LEVELS) * weight_steps[:, None, None, None]
         scale = np.where(codes.is_float[:, None], 1.0, np.outer(codes.step, weight_steps))  # (P, out)
         shift = np.zeros_like(scale) if table is None else table[:, 1]
         return value, codes.signed, np.stack([scale, shift], axis=1)
 
+    def constant(self, step: TraceStep) -> None:
+        """A weight of its own; where it differs from profile to profile, the shift of an affine op."""
+        every = [array(at["numbers"]) for at in step.at]
+        name, size = step.name, every[0].size
+        if all(np.array_equal(every[0], other) for other in every):
+            self.weights[name] = Weight((1, 1, 1, size), every[0].astype(np.float32).reshape(1, 1, 1, size))
+            self.put(name, "constant", [], attributes={"weight": name, **step.attributes})
+            return
+        zeros = self.fresh(f"{name}.zeros")
+        self.weights[zeros] = Weight((1, 1, 1, size), np.zeros((1, 1, 1, size), np.float32))
+        self.shape[zeros] = (size,)
+        self.put(zeros, "constant", [], attributes={"weight": zeros, "shape": [size]})
+        table = np.stack([np.stack([np.ones(size), numbers.reshape(-1)]) for numbers in every])  # (P, 2, size)
+        row = self.put(self.fresh(f"{name}.numbers"), "affine", [zeros], table)
+        self.put(name, "reshape", [row], attributes=dict(step.attributes))
+
+    def float_weight(self, step: TraceStep) -> None:
+        """Embeddings and recurrent layers."""
+        weight = same_weight(step)[:, :, None, None]
+        key = weight_key(weight)
+        if key not in self.weight_names:
+            values = to_file_order(weight.float())
+            self.weight_names[key] = step.name
+            self.weights[step.name] = Weight(values.shape, values)
+        attributes = {"weight": self.weight_names[key], **step.attributes}
+        self.put(step.name, step.kind, [self.as_float(step.inputs[0])], attributes=attributes)
+
     def plain(self, step: TraceStep) -> None:
         inputs = list(step.inputs)
-        if step.kind in ("max_pool", "flatten") and inputs[0] in self.codes:
-            self.codes[step.name] = self.codes[inputs[0]]  # the largest code, and the order of codes: no float needed
+        if step.kind in CODES_PASS and inputs[0] in self.codes:
+            self.codes[step.name] = self.codes[inputs[0]]  # the largest code, codes in another order: no float needed
         else:
             inputs = [self.as_float(value) for value in inputs]
         self.put(step.name, step.kind, inputs, attributes=dict(step.attributes))
@@ -323,12 +367,17 @@ class Lowering:
 # --- What modules say of themselves -----------------------------------------------------------------------
 
 
-def weight_step(layer: AnyLayer, k: int) -> float:
-    """s_k / d: the weight of a code is this times 2c + 1 - 2^k."""
+def weight_step(layer: AnyLayer, k: int) -> np.ndarray:
+    """s_k / d: the weight of a code is this times 2c + 1 - 2^k. One number, or one per output channel."""
     if k == FLOAT:
-        return 1.0
+        return np.ones(1)
     quantizer = layer.quantizer
-    return float(quantizer.scale(layer.weight, k)) / checked_grid(quantizer, k)
+    return array(quantizer.scale(layer.full_weight(), k)).reshape(-1) / checked_grid(quantizer, k)
+
+
+def bias_at(layer: AnyLayer, k: int, channels: int) -> np.ndarray:
+    bias = layer.bias if k == FLOAT else layer.quantizer.bias(layer.bias, k)  # type: ignore[arg-type]
+    return np.zeros(channels) if bias is None else array(bias)  # type: ignore[arg-type]
 
 
 def checked_grid(quantizer: WeightQuantizer, k: int) -> int:
@@ -350,8 +399,16 @@ def same_methods(module: nn.Module, kinds: Iterable[type[nn.Module]], methods: S
 def check_methods(module: nn.Module, path: str) -> None:
     """A subclass may have any forward, but the layer inside it must be the one whose numbers are written."""
     kinds = (AnyActivation,) if isinstance(module, AnyActivation) else ANY_LAYERS.values()
-    kind = next(kind for kind in kinds if isinstance(module, kind))
-    if method := own_method(module, kind, LAYER_METHODS):
+    kind: type[nn.Module] = next(kind for kind in kinds if isinstance(module, kind))
+    methods: tuple[str, ...] = LAYER_METHODS
+    if isinstance(module, ComputedWeightLayer):
+        if not module.described:
+            raise UnsupportedOperation(
+                f"{type(module).__name__} in module {path!r} multiplies by its weight in another way than its stride, "
+                "padding, groups and bias say; only the way they say can be packed"
+            )
+        kind, methods = ComputedWeightLayer, ("at_bits", "codes", "full_weight", "quantized_input")
+    if method := own_method(module, kind, methods):
         raise UnsupportedOperation(
             f"{type(module).__name__} in module {path!r} has a {method} of its own, which the model file does not "
             "know; do it in forward, around super().forward(x)"
@@ -372,33 +429,35 @@ def act_range(act: ActQuantizer, width: int) -> float:
     return 1.0 if r is None else float(r)
 
 
-def layer_attributes(
-    layer: AnyLayer, path: str, given: tuple[int, int, int], step: TraceStep
-) -> tuple[str, dict[str, Any]]:
+def same_weight(step: TraceStep) -> Tensor:
+    """The weight of a float layer, which is the same in every profile."""
+    weight = step.constants["weight"]
+    if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
+        raise UnsupportedOperation(
+            f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
+            "(AnyConv2d, AnyLinear), or give it the same weights at every width"
+        )
+    return weight
+
+
+def layer_attributes(layer: AnyLayer, path: str, given: Shape, made: Shape) -> tuple[str, dict[str, Any]]:
     """The kind of an any-layer, and its FORMAT attributes but for those the codes decide."""
     if isinstance(layer, AnyLinear):
-        if given[1:] != (1, 1) or step.size[1:] != (1, 1):
-            raise UnsupportedOperation(
-                f"linear layer {path!r} reads (N, ..., C) with more than one row an image; only (N, C) has an operation"
-            )
         return "linear", {}
-    if not isinstance(layer, (AnyConv1d, AnyConv2d)):
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    if len(layer.kernel_size) > 2:
         raise UnsupportedOperation(
-            f"{type(layer).__name__} in module {path!r}: transposed convolutions have no operation; resize and "
-            f"convolve instead; the model file has {SUPPORTED}"
+            f"{type(layer).__name__} in module {path!r}: only 1-d and 2-d convolutions have an operation"
         )
-    if layer.padding_mode != "zeros":
-        raise UnsupportedOperation(
-            f"layer {path!r} pads with padding_mode={layer.padding_mode!r}; only 'zeros' has an operation"
-        )
-    line = isinstance(layer, AnyConv1d)  # along W: a kernel of [1, k]
+    line = len(layer.kernel_size) == 1  # along W: a kernel of [1, k]
     kernel, stride, dilation = ([1, *v] if line else list(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    if layer.padding == "same":  # torch puts the odd one at the end
-        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        before = [n // 2 for n in reach]
-        after = [n - b for n, b in zip(reach, before, strict=True)]
-    else:
-        given_pads = [0] * (2 - line) if layer.padding == "valid" else [int(p) for p in layer.padding]
-        before = after = [0, *given_pads] if line else given_pads
+    before, after = layer_pads(layer) if layer.padding_mode == "zeros" else ([0, 0], [0, 0])
+    more: dict[str, Any] = {}
+    if layer.transposed:
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        least = [(n - 1) * s - 2 * p + r for n, s, p, r in zip(given[:2], stride, before, reach, strict=True)]
+        more = {"transposed": True, "output_pad": [m - n for m, n in zip(made[:2], least, strict=True)]}
     pad = [*before, *after]
-    return "conv", {"kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation, "groups": layer.groups}
+    return "conv", {
+        "kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation, "groups": layer.groups, **more
+    }  # fmt: skip

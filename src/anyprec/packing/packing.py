@@ -26,10 +26,10 @@ from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.nn.switching import Setting, any_layers, widths_of
 from anyprec.packing.first_last import Image, check_first_last, first_last_grids
 from anyprec.packing.fold import fold
-from anyprec.packing.images import check_images
+from anyprec.packing.images import check_example
 from anyprec.packing.lower import GraphDraft, lower
 from anyprec.packing.steps import NetworkTrace
-from anyprec.packing.trace import input_of, trace
+from anyprec.packing.trace import example_of, found_problems, trace
 from anyprec.packing.verify import VerificationPlan, VerificationReport, make_verification_plan
 from anyprec.packing.verify import verify as check_file
 from anyprec.preprocessing import CHANNELS, Preprocessing
@@ -42,7 +42,7 @@ class PackReport:
 
     path: str
     network: str
-    input: tuple[int | None, int | None, int]  # H, W, C; None where any size will do
+    input: tuple[int | None, ...]  # H, W, C of images; None where any size will do
     profiles: tuple[str, ...]
     ops: int
     quantized_layers: int
@@ -60,10 +60,9 @@ class PackReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        height, width, channels = ("any" if n is None else n for n in self.input)
+        sizes = " x ".join("any" if n is None else str(n) for n in self.input)
         lines = [
-            f"{self.path}: {self.network}, input {height} x {width} x {channels}, {self.ops} operations, "
-            f"{self.file_bytes:,} bytes",
+            f"{self.path}: {self.network}, input {sizes}, {self.ops} operations, {self.file_bytes:,} bytes",
             f"  {self.quantized_layers} layers quantized ({self.quantized_weights:,} weights), "
             + (f"{self.fixed_layers} always 8 bit ({self.fixed_weights:,}), " if self.fixed_layers else "")
             + f"{self.float_layers} float ({self.float_weights:,})",
@@ -100,18 +99,18 @@ def pack(
 ) -> PackReport:
     """Write `model` to `path` as integers, for every width it was trained or calibrated for.
 
-    example: one float input of the usual shape, such as images (N, C, H, W).
+    example: an input of the usual shape, such as images (N, C, H, W); several as a tuple, or as a dict by name.
     widths: packs fewer widths than the model has.
     keep_float: keeps float weights beside the integers, as 32 in `widths` does.
-    profiles: adds mixed bits.
+    profiles: mixed profiles to add.
     image: the anyprec.Preprocessing of the training (size, resizing, mean and deviation), so that pictures are
         answered as in training; or (scale, shift) per channel, which says how uint8 arrays become the input, and no
         more.
-    labels, accuracy (profile -> percent), name: kept for whoever reads the file.
+    labels, accuracy (profile -> percent), name: recorded in the file.
     first_last: what the first and last layers are, "float" or "8bit" (a smaller file); ranges are then taken from the
         example, so it must be a batch of real images.
-    verify: runs the file and compares it with the module in every profile before it gets its name: one that disagrees
-        is not left, and what stood at `path` stays.
+    verify: runs the file and compares it with the module in every profile before the file gets its name. A file that
+        disagrees is removed, and an older file at `path` stays.
     """
     start = time.perf_counter()
     if is_special(path):
@@ -163,6 +162,18 @@ def make_graph(
     ).graph  # fmt: skip
 
 
+def unsupported(model: nn.Module, example: Any) -> list[str]:
+    """What `pack` would refuse about the network's operations, a line each; none if it can be packed.
+
+    It runs once, at the bits that are set, so only what `pack` finds by running at other widths or sizes is not seen.
+    """
+    given = check_example(example_of(model, example), None)
+    try:
+        return found_problems(model, given)
+    except UnsupportedOperation as error:
+        return [str(error)]
+
+
 def plan_packing(
     model: nn.Module,
     *,
@@ -181,26 +192,26 @@ def plan_packing(
     settings = settings_of(model, keep_float, widths, tuple(profiles))
     how = image if isinstance(image, Preprocessing) else None
     image = image.image if isinstance(image, Preprocessing) else image
-    x, key = input_of(model, example)
-    scale, shift = image_numbers(image, x.shape[1])
-    steps = trace(model, check_images(x, image), key, settings)
-    at_8_bit = first_last_grids(steps, model, example, settings, image) if first_last == "8bit" else {}
+    given = example_of(model, example)
+    if image is not None and given.tensors[0].dim() not in (2, 4):
+        raise AnyprecError("image is for inputs (N, C, H, W); the example has another number of dimensions")
+    scale, shift = image_numbers(image, given.tensors[0].shape[1] if given.tensors[0].dim() > 1 else 1)
+    steps = trace(model, check_example(given, image), settings)
+    at_8_bit = first_last_grids(steps, model, given, settings, image) if first_last == "8bit" else {}
     draft = lower(steps, model, settings, at_8_bit)
     fold(draft)
-    channels, height, width = steps.size
-    if steps.free:
-        height, width = (None if n > 1 else n for n in (height, width))  # type: ignore[assignment]
-    image_size = steps.size[1:] if steps.free and gives_vectors(steps) else None
-    if how is not None:
-        how = fitted(how, (height, width), steps)
+    shape = steps.inputs[0].free_shape
+    image_size = steps.size if steps.is_image and steps.free and gives_vectors(steps) else None
+    if how is not None and steps.is_image:
+        how = fitted(how, (shape[0], shape[1]), steps)
         image_size = how.size
-    pictures = how is not None and how.channels in CHANNELS
+    pictures = how is not None and steps.is_image and how.channels in CHANNELS
     outputs = [node.channels for node in draft.nodes if node.name == draft.outputs[0]]
     if labels is not None and outputs != [len(labels)]:
         raise AnyprecError(f"{len(labels)} labels for a network with {outputs[0]} classes; give one for each, in order")
     graph = Graph(
         name=name or getattr(model, "zoo_name", None) or type(model).__name__,
-        input_shape=(height, width, channels),
+        input_shape=shape,
         profiles=graph_profiles(draft, settings, dict(accuracy or {})),
         planes=planes_of(model, draft),
         weights=draft.weights,
@@ -215,6 +226,7 @@ def plan_packing(
         resize=how.resize if how and pictures else None,
         resize_to=how.to if how and pictures else None,
         filter=how.filter if how and pictures and how.size else None,
+        integer_input=steps.inputs[0].integer,
     )
     return make_verification_plan(graph, steps, draft, settings)
 
@@ -285,12 +297,13 @@ def rounded(name: str, table: np.ndarray) -> np.ndarray:
 
 def gives_vectors(steps: NetworkTrace) -> bool:
     """Not maps: then images of the example's size are what it was made for, whatever else it takes."""
-    return all(step.size[1:] == (1, 1) for step in steps.steps if step.name in steps.outputs)
+    shapes = [step.shape for step in steps.steps if step.name in steps.outputs]
+    return all(len(shape) == 1 or shape[:-1] == (1, 1) for shape in shapes)
 
 
 def fitted(how: Preprocessing, sides: tuple[int | None, int | None], steps: NetworkTrace) -> Preprocessing:
     """With the size of the example where the network needs one and none is given; a map keeps that of the picture."""
-    size: tuple[int, int] = steps.size[1], steps.size[2]
+    size = steps.size
     if how.size is None:
         return how if sides == (None, None) and not gives_vectors(steps) else how.at(size)
     if any(side not in (None, want) for side, want in zip(sides, how.size, strict=True)):

@@ -10,10 +10,11 @@ shows where it happens, and the outputs must agree but for float rounding. docs/
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from anyprec.packing.answers import Mismatch, PackedAnswers, open_answers
 from anyprec.packing.images import SEED, noise
 from anyprec.packing.lower import ComparisonPoint, GraphDraft
 from anyprec.packing.operations import operation_name
-from anyprec.packing.steps import NetworkTrace, TraceStep
-from anyprec.packing.trace import Recorder, run_recorded
+from anyprec.packing.recorder import Recorder
+from anyprec.packing.steps import Example, NetworkTrace, TraceStep
+from anyprec.packing.trace import at_length, run_recorded
+from anyprec.packing.views import Axis, View
 from anyprec.widths import FLOAT
 
 # Of a code's step: how far beyond the border a number of the module may lie, besides float rounding of large numbers.
@@ -64,12 +67,12 @@ class VerificationReport:
 
     engine: str  # the instruction set the file ran on, or "oracle"
     images: int
-    other_size: tuple[int, int] | None  # H, W at which it was checked as well, where the file takes any size
+    other_size: tuple[int, ...] | None  # H, W (or L) at which it was checked as well, where the file takes any size
     profiles: dict[str, ProfileCheck]
     seconds: float
 
     def __str__(self) -> str:
-        size = f", one of {self.other_size[0]} x {self.other_size[1]}" if self.other_size else ""
+        size = f", one of {' x '.join(map(str, self.other_size))}" if self.other_size else ""
         dead = f"; at {', '.join(self.dead)} the outputs are the same for every image, which shows little"
         return (
             f"agrees with the module on {self.images} images{size} ({self.engine}, {self.seconds:.2f} s)"
@@ -95,12 +98,13 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
         self.compared = self.moved = 0
         self.tolerance_used = 0.0
 
-    def ahead(self) -> TraceStep:
-        """The step that comes next, if the run goes as it was traced."""
-        steps = self.plan.trace.steps
-        if len(self.steps) == len(steps):
+    def ahead(self, kinds: tuple[str, ...]) -> TraceStep:
+        """The step of one of these kinds that comes next, if the run goes as it was traced."""
+        done = len(self.steps)
+        found = next((step for step in self.plan.order[done:] if step.kind in kinds), None)
+        if found is None:
             raise Mismatch("the module runs more operations than it did on another number of images")
-        return steps[len(self.steps)]
+        return found
 
     def watch(self, module: nn.Module) -> Callable[..., Any]:
         forward = super().watch(module)
@@ -109,33 +113,35 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
 
         def followed(y: Tensor, width: int) -> Tensor:
             out: Tensor = forward(y, width)
-            if not self.in_leaf or not isinstance(self.leaf_value, str):
+            if not self.in_leaf or not isinstance(self.leaf_value, View):
                 return out
-            step = self.ahead()
+            step = self.ahead(("any", "activation"))
             point = self.plan.points.get(step.name)
-            return out if point is None else self.follow(step.name, point, y, out)
+            return out if point is None else self.follow(step.name, point, self.leaf_value, y, out)
 
         return followed
 
     def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An 8-bit first or last layer is float in the module: it gets the file's input and the rounded weight."""
-        if self.rounds and not self.in_leaf and (place := INPUT_PLACES.get(operation_name(func))) is not None:
-            value, step = self.value_of(args[place]), self.ahead()
-            if step.name in self.plan.rounded and value == step.inputs[0]:
+        place = INPUT_PLACES.get(operation_name(func))
+        now = None if place is None or self.in_leaf or not self.rounds else self.value_of(args[place])
+        if place is not None and isinstance(now, View):
+            step = self.ahead(("conv", "linear"))
+            if step.name in self.plan.rounded and self.value_of(args[place + 1]) is None:
                 y, weight = args[place : place + 2]
                 rounded = torch.from_numpy(self.plan.rounded[step.name]).to(weight).permute(0, 3, 1, 2)
                 rounded = rounded.reshape(weight.shape) if step.kind == "conv" else rounded.flatten(1).t()
                 point = self.plan.points.get(step.name)
-                y = y if point is None else self.follow(step.name, point, y, None)
+                y = y if point is None else self.follow(step.name, point, now, y, None)
                 args = (*args[:place], y, rounded, *args[place + 2 :])
         return super().execute(func, args, kwargs)
 
-    def follow(self, name: str, point: ComparisonPoint, y: Tensor, out: Tensor | None) -> Tensor:
+    def follow(self, name: str, point: ComparisonPoint, now: View, y: Tensor, out: Tensor | None) -> Tensor:
         """The file's value, as the module has it. `out` is what the module's quantizer made of y; None: it has none."""
         top, left, bottom, right = point.pad
         if any(point.pad):  # zeros that the file's convolution adds itself
             y, out = unpadded(y, point.pad), None if out is None else unpadded(out, point.pad)
-        found = as_tensor(self.given[point.value], y)
+        found = in_module(self.given[point.value], point.view, now, y)
         width, r = point.codes.bits[self.row], float(point.codes.ranges[self.row])
         if width == FLOAT:
             self.check_floats(name, found, y if out is None else out)
@@ -143,6 +149,8 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
         else:
             levels = 2**width - 1
             step = r / levels * (2 if point.codes.signed else 1)
+            if point.codes.divisors is not None:
+                y = y / torch.from_numpy(point.codes.divisors).to(y)
             value = found * step - (r if point.codes.signed else 0)
             self._check_codes(name, found, y / step + (levels / 2 if point.codes.signed else 0), levels)
             if out is not None:
@@ -156,7 +164,8 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
         count = int(moved.sum())
         self.compared += codes.numel()
         self.moved += count
-        most = BORDER + ROUNDING * float(numbers.abs().max())
+        noise = ROUNDING * float(numbers.abs().max())
+        most = BORDER + noise
         self.tolerance_used = max(self.tolerance_used, float(beyond.max()) / most)
         wrong = ~(beyond <= most)
         if wrong.any():
@@ -164,6 +173,9 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
                 f"{name!r}: {int(wrong.sum())} of {codes.numel()} codes are not the module's, one of them off by "
                 f"{float(beyond.max()) + 0.5:.3g} steps"
             )
+        # Sums that are exactly on a border in integers are next to it in the module's floats, however many they are: at
+        # 1 bit, without a norm in between, every sum of 0 is.
+        count = int((beyond > noise).sum())
         if count > FEW + MOVED * codes.numel():
             raise Mismatch(f"{name!r}: {count} of {codes.numel()} codes are on the other side of a border")
 
@@ -184,11 +196,29 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 def as_tensor(values: np.ndarray, like: Tensor) -> Tensor:
-    """(N, H, W, C), or (N, C), as the module has it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2) if values.ndim == 4 else values))
+    """An output of the file, as the module has it: images (N, H, W, C), others in torch's order."""
+    image = values.ndim == 4 and like.dim() == 4
+    tensor = torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2) if image else values))
     if tensor.numel() != like.numel():
         raise Mismatch(f"the file has a value of shape {tuple(values.shape)} where the module has {tuple(like.shape)}")
     return tensor.reshape(like.shape).to(like)
+
+
+def in_module(values: np.ndarray, view: View, now: View, like: Tensor) -> Tensor:
+    """A value of the file, as the module has it; `view` is the traced one, `now` has the sizes of this run."""
+    order = [axis for dim in view.dims for axis in dim]
+    sizes: dict[Axis, int] = {}
+    for dim, other, size in zip(view.dims, now.dims, like.shape, strict=True):
+        if len(dim) == 1:  # zeros around an image are no part of the value
+            sizes[dim[0]] = size
+        else:
+            sizes.update(zip(dim, (axis.size for axis in other), strict=True))
+    stored = [next(axis for axis in order if axis.kind == "batch"), *view.axes]
+    if values.size != like.numel() or math.prod(sizes[axis] for axis in stored) != values.size:
+        raise Mismatch(f"the file has a value of shape {tuple(values.shape)} where the module has {tuple(like.shape)}")
+    tensor = torch.from_numpy(np.ascontiguousarray(values)).reshape([sizes[axis] for axis in stored])
+    moved = tensor.permute([stored.index(axis) for axis in order]).reshape(like.shape)
+    return torch.empty_like(like).copy_(moved)  # with its strides: torch breaks operations down by them
 
 
 def unpadded(t: Tensor, pad: tuple[int, int, int, int]) -> Tensor:
@@ -209,6 +239,11 @@ class VerificationPlan:
     settings: Sequence[Setting]
     points: Mapping[str, ComparisonPoint]
     rounded: Mapping[str, np.ndarray]
+
+    @property
+    def order(self) -> tuple[TraceStep, ...]:
+        """The steps as a Recorder counts them: without one that stands for the rank of the input."""
+        return tuple(step for step in self.trace.steps if step.name not in self.trace.added)
 
     def name(self, row: int) -> str:
         return self.graph.profiles[row].name
@@ -237,23 +272,22 @@ def verify(model: nn.Module, path: Path, plan: VerificationPlan) -> Verification
             other = check_other_size(model, answers, plan) if trace.free else None
         finally:
             probe.unlink(missing_ok=True)
-    return VerificationReport(answers.engine, len(trace.x), other, found, time.perf_counter() - start)
+    return VerificationReport(answers.engine, len(trace.example.tensors[0]), other, found, time.perf_counter() - start)
 
 
 def check_profile(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan, row: int) -> ProfileCheck:
     """The module by itself, as trace.py ran it, and led along the file."""
-    x, by_itself = plan.trace.x, [t.float().cpu() for t in plan.trace.results[row]]
+    example, by_itself = plan.trace.example, [t.float().cpu() for t in plan.trace.results[row]]
     difference = spread = float("nan")
     try:
         alone = [
             as_tensor(y[: len(wanted)], wanted)
-            for y, wanted in zip(answers.outputs(pixels(x), plan.name(row)), by_itself, strict=True)
+            for y, wanted in zip(answers.outputs(arrays(example, plan), plan.name(row)), by_itself, strict=True)
         ]
         difference = max(float((a - b).abs().max()) for a, b in zip(alone, by_itself, strict=True))
         spread = max(float(wanted.std()) for wanted in by_itself)
-        follower = guided_run(
-            model, answers, plan, row, x[::2]
-        )  # not as many images as in trace.py: that must not matter
+        fewer = replace(example, tensors=tuple(t[::2].contiguous() for t in example.tensors))
+        follower = guided_run(model, answers, plan, row, fewer)  # not as many as in trace.py: that must not matter
     except Mismatch as apart:
         found = f"outputs differ by up to {difference:.3g} (their standard deviation is {spread:.3g})"
         raise verification_error(plan.settings[row], found, apart) from None
@@ -270,30 +304,40 @@ def check_profile(model: nn.Module, answers: PackedAnswers, plan: VerificationPl
     )
 
 
-def guided_run(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan, row: int, x: Tensor) -> GuidedRecorder:
-    """One run of the module along the file; raises Apart where they part."""
-    x = x.to(in_type_of(model, x))
+def guided_run(
+    model: nn.Module, answers: PackedAnswers, plan: VerificationPlan, row: int, example: Example
+) -> GuidedRecorder:
+    """One run of the module along the file; raises Mismatch where they part."""
+    example = replace(example, tensors=tuple(t.to(in_type_of(model, t)) for t in example.tensors))
     try:
-        outputs, values = answers.values(pixels(x), plan.name(row))
+        outputs, values = answers.values(arrays(example, plan), plan.name(row))
     except InputError as error:
         raise Mismatch(f"the input, which the file does not take ({error})") from None
     follower = GuidedRecorder(model, plan, row, values)
     with bits(model, plan.settings[row]):
         # Random numbers, if it draws any (Python's, numpy's: trace.py sees torch's), are others than in trace.py.
-        steps, _, made = run_recorded(model, x, plan.trace.key, follower, seed=SEED)
-    if [step.name for step in steps] != [step.name for step in plan.trace.steps]:
-        raise Mismatch(f"the module runs other operations when given {len(x)} images")
-    for name, ours, wanted in zip(plan.graph.outputs, outputs, made, strict=True):
+        run = run_recorded(model, example, follower, seed=SEED)
+    if [step.name for step in run.steps] != [step.name for step in plan.trace.steps]:
+        raise Mismatch(f"the module runs other operations when given {len(example.tensors[0])} images")
+    for name, ours, wanted in zip(plan.graph.outputs, outputs, run.made, strict=True):
         follower.check_floats(name, as_tensor(ours, wanted), wanted)
     return follower
 
 
-def pixels(x: Tensor) -> np.ndarray:
-    """(N, H, W, C) float32, as the file takes it."""
-    places = [1] * (4 - x.dim())
-    return np.ascontiguousarray(
-        x.float().cpu().reshape(*x.shape[:2], *places, *x.shape[2:]).permute(0, 2, 3, 1).numpy()
-    )
+def arrays(example: Example, plan: VerificationPlan) -> dict[str, np.ndarray]:
+    """The inputs as the file takes them, by name."""
+    return {
+        value.name: as_array(tensor, len(value.shape), value.integer)
+        for value, tensor in zip(plan.trace.inputs, example.tensors, strict=True)
+    }
+
+
+def as_array(x: Tensor, rank: int, integer: bool = False) -> np.ndarray:
+    """(N, H, W, C) of images, the order of torch of others; `rank` axes besides N."""
+    x = x.cpu() if integer else x.float().cpu()
+    if x.dim() == 4:
+        x = x.permute(0, 2, 3, 1)
+    return np.ascontiguousarray(x.reshape(len(x), *(1,) * (rank + 1 - x.dim()), *x.shape[1:]).numpy())
 
 
 def verification_error(setting: Setting, found: str, apart: Mismatch) -> VerificationFailed:
@@ -303,33 +347,50 @@ def verification_error(setting: Setting, found: str, apart: Mismatch) -> Verific
     )
 
 
-def check_other_size(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan) -> tuple[int, int] | None:
-    """One image of another size, in one profile: the file says that it takes any."""
-    x = plan.trace.x[:1].float().cpu()
+def check_other_size(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan) -> tuple[int, ...] | None:
+    """One image (or sequence) of another size, in one profile: the file says that it takes any."""
     row = max((r for r, setting in enumerate(plan.settings) if setting != FLOAT), default=0)
-    height, width = plan.trace.size[1:]
-    for h, w in ((smaller_size(height), smaller_size(width) + 32), (height + 32, width + 64)):
-        h = 1 if height == 1 else h
-        image = F.interpolate(x, size=(h, w) if x.dim() == 4 else (w,))
-        image = (image + 0.1 * x.std() * noise(tuple(image.shape))).to(in_type_of(model, x))
+    for size, other in other_inputs(plan.trace):
         try:
-            guided_run(model, answers, plan, row, image)
+            guided_run(model, answers, plan, row, other)
         except Mismatch as apart:
-            if not accepts_image(model, plan, row, image):
+            if not accepts(model, plan, row, other):
                 continue
-            found = f"images of {h} x {w} are not answered as those of {height} x {width}"
+            ours, theirs = (" x ".join(map(str, n)) for n in (size, plan.trace.size[: len(size)]))
+            what = "images" if plan.trace.is_image else "sequences"
+            found = f"{what} of {ours} are not answered as those of {theirs}"
             raise verification_error(plan.settings[row], found, apart) from None
         except (ValueError, AssertionError):  # too small for this network; trace.py has seen the other run
             continue
-        return h, w
+        return size
     return None
 
 
-def accepts_image(model: nn.Module, plan: VerificationPlan, row: int, image: Tensor) -> bool:
-    call = ((image,), {}) if plan.trace.key is None else ((), {plan.trace.key: image})
+def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
+    """One image, or one row of sequences, of other sizes."""
+    tensors = [t[:1].cpu() for t in trace.example.tensors]
+    if not trace.is_image:
+        for more in (-1, 3):
+            length = tensors[0].shape[1] + more
+            yield (length,), replace(trace.example, tensors=tuple(at_length(tensors, length)))
+        return
+    height, width = trace.size
+    for h, w in ((smaller_size(height), smaller_size(width) + 32), (height + 32, width + 64)):
+        h = 1 if height == 1 else h
+        made = []
+        for t in tensors:
+            if t.dim() == 4 and t.shape[2:] == (height, width):
+                image = F.interpolate(t.float(), size=(h, w))
+                t = image + 0.1 * t.float().std() * noise(tuple(image.shape))
+            made.append(t)
+        yield (h, w), replace(trace.example, tensors=tuple(made))
+
+
+def accepts(model: nn.Module, plan: VerificationPlan, row: int, example: Example) -> bool:
+    example = replace(example, tensors=tuple(t.to(in_type_of(model, t)) for t in example.tensors))
     try:
         with bits(model, plan.settings[row]), torch.no_grad(), preserve_state(model):
-            run_call(model, call, "the example")
+            run_call(model, example.call(), "the example")
     except (ValueError, AssertionError):
         return False
     return True
@@ -352,7 +413,9 @@ def in_single_precision(model: nn.Module) -> nn.Module:
 
 
 def in_type_of(model: nn.Module, x: Tensor) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+    """Of the model's floats, for inputs that are floats."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, x.dtype) if x.is_floating_point() else x.dtype
 
 
 @contextmanager

@@ -1,0 +1,85 @@
+"""Rewrites: functions of torch that hide what they compute, replaced by the operations they are. Used by trace.py.
+
+Attention is spelled out instead of one fused kernel, and circular padding joins parts instead of writing into an empty
+tensor. The fused encoder layers of torch.nn are switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+TORCH_ATTENTION, TORCH_PAD = F.scaled_dot_product_attention, F.pad
+
+
+class Rewrites(TorchFunctionMode):
+    """Calls of names that were imported before; those that torch's own functions make go to `spelled_out`'s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is TORCH_ATTENTION:
+            return attention(*args, **kwargs)
+        if func is TORCH_PAD:
+            return pad(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def spelled_out() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    F.scaled_dot_product_attention, F.pad = attention, pad
+    try:
+        with Rewrites():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+        F.scaled_dot_product_attention, F.pad = TORCH_ATTENTION, TORCH_PAD
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    made: Tensor = circular_pad(input, pad) if mode == "circular" else TORCH_PAD(input, pad, mode, value)
+    return made
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As the documentation of scaled_dot_product_attention has it."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        attn_mask = causal if attn_mask is None else attn_mask
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = scores.softmax(-1)
+    return (F.dropout(weights, dropout_p) if dropout_p else weights) @ value
+
+
+def circular_pad(x: Tensor, amounts: Sequence[int]) -> Tensor:
+    for i in range(len(amounts) // 2):
+        dim, before, after = x.dim() - 1 - i, amounts[2 * i], amounts[2 * i + 1]
+        size = x.shape[dim]
+        parts = [x.narrow(dim, size - before, before)] if before > 0 else []
+        parts.append(x.narrow(dim, max(-before, 0), size - max(-before, 0) - max(-after, 0)))
+        parts += [x.narrow(dim, 0, after)] if after > 0 else []
+        x = torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+    return x
