@@ -1,0 +1,77 @@
+"""Does an exported model answer as the engine does? Both run the same random images; export.py reports the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from anyprec.export.stock_engine import EngineFailed, run_elsewhere
+from anyprec.format.graph import Graph
+from anyprec.run.model import load
+
+CHECK_ENGINE = "onnxruntime"
+CHECK_IMAGES = 32
+LEAST_SHARE = 0.95  # of equal answers below which an export counts as wrong: one unlucky image of 32 may differ
+CELLS = 4  # along each side of a random image: blocks of color, so that nets see edges and areas
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Equal answers (the largest output of an image, or of a pixel), and the largest difference of an output over the
+    deviation of our outputs: about 1e-6 where every code is the same, more where one fell on the other side."""
+
+    same_answers: int
+    answers: int
+    difference: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.same_answers >= LEAST_SHARE * self.answers
+
+    def __str__(self) -> str:
+        said = f"same answer {self.same_answers:,} of {self.answers:,}, largest difference {self.difference:.1e}"
+        return said if self.agrees else f"DISAGREES: {said}"
+
+
+def check_models(
+    model: str | Path, graph: Graph, files: Sequence[tuple[str, str]], shape: tuple[int, ...]
+) -> tuple[str, list[Agreement | None]]:
+    """Why nothing could be checked ("" where it was), and the agreement of each (profile, ONNX file)."""
+    x = random_images(graph, shape)
+    try:
+        theirs = run_elsewhere(CHECK_ENGINE, [path for _, path in files], x)
+    except EngineFailed as error:
+        return str(error), [None] * len(files)
+    with load(model) as engine:
+        ours = [engine(x, bits=profile) for profile, _ in files]
+    return "", [compare(a if isinstance(a, tuple) else (a,), b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def random_images(graph: Graph, shape: tuple[int, ...]) -> np.ndarray:
+    """(N, C, H, W) float32: blocks of random color under noise, normalized as the graph says."""
+    rng = np.random.default_rng(0)
+    count, channels, height, width = shape
+    cells = rng.uniform(0, 255, (count, channels, CELLS, CELLS))
+    rows, columns = (np.arange(size) * CELLS // size for size in (height, width))
+    pixels = cells[:, :, rows][:, :, :, columns] + rng.normal(0, 25, shape)
+    pixels = np.clip(np.rint(pixels), 0, 255)
+    if graph.image_scale is None or graph.image_shift is None:
+        return ((pixels - 127.5) / 73.6).astype(np.float32)  # 73.6: deviation of 0..255, all equally likely
+    scale, shift = (np.array(v).reshape(-1, 1, 1) for v in (graph.image_scale, graph.image_shift))
+    made: np.ndarray = (pixels * scale + shift).astype(np.float32)
+    return made
+
+
+def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
+    same = answers = 0
+    difference = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape, f"the engine gives {a.shape}, the exported model {b.shape}"
+        equal = a.argmax(1) == b.argmax(1)
+        same, answers = same + int(equal.sum()), answers + equal.size
+        worst = np.abs(a.astype(np.float64) - b).max() / max(float(a.std()), 1e-12)
+        difference = max(difference, float(worst))
+    return Agreement(same, answers, difference)

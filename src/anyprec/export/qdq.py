@@ -1,0 +1,214 @@
+"""A Graph as an ONNX model of integers: QuantizeLinear -> Clip -> DequantizeLinear around layers with int8 weights.
+
+    float --QuantizeLinear--> uint8 --Clip(0, n)--> codes --DequantizeLinear(1, 0)--> a --.
+                                                                                           Conv --> float
+    int8 m (2c + 1 - 2^k) --DequantizeLinear(|scale| / m, 0), per output channel-----------'
+
+Activations are counted in codes (step 1, zero point 0); tables are folded into weight scales and biases. A negative
+scale negates its channel's weights, since engines want positive ones. m = floor(127 / (2^k - 1)) spreads few-bit
+weights over int8: the step of the int32 bias, which is |scale| / m, becomes as small as int8 allows, and two products
+of at most 127 x 127 still fit the 16 bits of vpmaddubsw, which saturates. 2c + 1 - 256 does not fit int8: 8-bit weights
+are written as floats, and their layers run in float. So do convolutions of signed codes with padding, for 2 code - n is
+never 0. Called by export.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyprec.export.onnx_writer import OnnxWriter, Value
+from anyprec.format.graph import Graph, Op
+from anyprec.widths import FLOAT
+
+INT8 = 127
+LARGEST_SUM = 2**31 - 1
+MOST_MOVED = 1e-3  # of a layer's codes that may differ from ours; layers of few products and 5 to 7 bits can have more
+TINY = 1e-37  # steps below this leave float32's range
+
+
+@dataclass(frozen=True)
+class Int8Fit:
+    """A layer as int8 weights factor (2c + 1 - 2^k), the step they count in, and a bias: in steps if `whole`."""
+
+    factor: np.ndarray  # (out,)
+    step: np.ndarray
+    bias: np.ndarray
+    whole: bool
+
+
+class QdqWriter(OnnxWriter):
+    """After writing, `int8_layers` are the names of the layers with int8 weights."""
+
+    def __init__(self, graph: Graph, size: tuple[int, int], profile: str) -> None:
+        self.int8_layers: list[str] = []
+        super().__init__(graph, size, profile)
+
+    def quantize(self, op: Op) -> Value:
+        x = self.values[op.inputs[0]]
+        if op.attributes["affine"] and op.name not in self.folded:
+            x = self.scale_shift(op, x, *self.step(op))
+        bits = self.profile.act_bits(op.name, op.bits)
+        if bits == FLOAT:
+            return Value(self.node("Relu", op, [x.name]), x.shape, x.rank) if op.attributes["rectify"] else x
+        codes = self.node("QuantizeLinear", op, [x.name, *self.unit_step()], "codes")
+        levels = 2**bits - 1
+        if bits < 8:
+            ends = [self.constant(f"(code {end})", np.array(end), np.uint8) for end in (0, levels)]
+            codes = self.node("Clip", op, [codes, *ends], "clipped")
+        return Value(codes, x.shape, x.rank, levels=levels, signed=op.attributes["signed"])
+
+    def unit_step(self) -> list[str]:
+        """Scale and zero point of codes."""
+        return [self.constant("(code step)", np.array(1.0)), self.constant("(code 0)", np.array(0), np.uint8)]
+
+    def dequantize(self, op: Op) -> Value:
+        x = self.values[op.inputs[0]]
+        if x.levels is None:
+            return x
+        name = self.read_codes(op, Value(x.name, x.shape), integer=False)
+        s, t = self.table(op)
+        name = self.node("Mul", op, [name, self.constant(f"{op.name}.scale", np.array(s))], "scaled")
+        return Value(self.node("Add", op, [name, self.constant(f"{op.name}.shift", np.array(t))]), x.shape, x.rank)
+
+    def read_codes(self, op: Op, x: Value, integer: bool) -> str:
+        """Codes as floats: as they are for an integer layer, 2 code - n where they are signed for a float one.
+
+        A float layer reads them through Cast: behind DequantizeLinear, ONNX Runtime rounds float weights to int8.
+        """
+        if integer:
+            return self.node("DequantizeLinear", op, [x.name, *self.unit_step()], "read")
+        name = self.node("Cast", op, [x.name], "read", to=self.onnx.TensorProto.FLOAT)
+        if not x.signed:
+            return name
+        doubled = self.node("Add", op, [name, name], "doubled")
+        levels = self.constant(f"(levels {x.levels})", np.array(float(x.levels or 0)))
+        return self.node("Sub", op, [doubled, levels], "signed")
+
+    def output(self, name: str) -> Value:
+        """(N, C) where a value has one pixel, as the engine gives it."""
+        value = self.values[name]
+        if value.rank == 4 and (value.shape.h, value.shape.w) == (1, 1):
+            made = self.fresh(f"{name}.vector")
+            self.nodes.append(self.onnx.helper.make_node("Flatten", [value.name], [made], axis=1))
+            return Value(made, value.shape, 2)
+        return value
+
+    def conv(self, op: Op) -> Value:
+        at, x, shape = op.attributes, self.values[op.inputs[0]], self.shape(op)
+        scale, shift, last = self.folded_table(op)
+        weight, name, fit = self.weight(at["weight"]), x.name, None
+        if x.levels is not None:
+            fit = self.fit_int8(op, weight, scale, shift, last, x)
+            name = self.read_codes(op, x, integer=fit is not None)
+        flat = op.kind == "linear" and (shape.h, shape.w) == (1, 1)
+        matrix = weight[:, 0, 0, :].T if flat else weight.transpose(0, 3, 1, 2)  # (in, out) or (out, in, kh, kw)
+        if fit is not None:
+            read = self.int8_layer(op, matrix, fit)
+        else:
+            scaled = matrix * (scale if flat else scale[:, None, None, None])
+            read = [self.constant(f"{op.name}.weight", scaled), self.constant(f"{op.name}.bias", shift)]
+        if flat:
+            if x.rank == 4:
+                name = self.node("Flatten", op, [name], "flat", axis=1)
+            return Value(self.node("Gemm", op, [name, *read]), shape, rank=2)
+        if x.rank == 2:
+            name = self.image(op, Value(name, x.shape, 2))
+        dilations, group = list(at.get("dilation", (1, 1))), at.get("groups", 1)
+        return Value(self.node("Conv", op, [name, *read], dilations=dilations, group=group, **self.window(op)), shape)
+
+    def fit_int8(
+        self, op: Op, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op, x: Value
+    ) -> Int8Fit | None:
+        """The numbers of a layer in int8, or None where it must stay float to give our codes."""
+        assert x.levels is not None
+        bits = self.weight_bits(op.attributes["weight"])
+        if bits == 8 or (x.signed and any(op.attributes.get("pad", ()))) or self.is_also_quantized(last):
+            return None
+        if x.signed:  # a = 2 code - n
+            shift, scale = shift - x.levels * scale * weight.sum((1, 2, 3)), 2 * scale
+        spread = INT8 // (2**bits - 1)
+        dead = scale == 0  # a channel that ignores its input: all weights 0, the bias exact in any step
+        step = np.where(dead, np.maximum(np.abs(shift), 1e-30) / 2**20, np.abs(scale) / spread)
+        factor = spread * np.where(dead, 0, np.sign(scale))
+        acts = self.profile.act_bits(last.name, last.bits) if last.kind == "quantize" else FLOAT
+        if acts == FLOAT:
+            return Int8Fit(factor, step, shift, whole=False)
+        bias, live = np.rint(shift / step), np.flatnonzero(~dead)
+        step[live], bias[live], moved = same_codes(np.abs(scale[live]), shift[live], spread, 2**acts - 1)
+        largest = np.abs(weight).sum((1, 2, 3)) * spread * x.levels + np.abs(bias)
+        usable = moved <= MOST_MOVED and np.all(largest <= LARGEST_SUM) and np.all(step > TINY)
+        return Int8Fit(factor, step, bias, whole=True) if usable else None
+
+    def is_also_quantized(self, op: Op) -> bool:
+        """A float result that is also quantized as it is: ONNX Runtime would round the float bias of such a layer."""
+        readers = [other for other in self.graph.ops if op.name in other.inputs] if op.kind != "quantize" else []
+        return any(other.kind == "quantize" and not other.attributes["affine"] for other in readers)
+
+    def int8_layer(self, op: Op, matrix: np.ndarray, fit: Int8Fit) -> list[str]:
+        """Names of weight and bias. The bias is int32 where codes are made of the result: engines then run the layer in
+        integers from end to end. Elsewhere it is float, and so is the result."""
+        self.int8_layers.append(op.name)
+        axis = 1 if matrix.ndim == 2 else 0  # of the output channels
+        zeros = np.zeros(len(fit.step))
+        step = self.constant(f"{op.name}.weight_step", fit.step)
+        codes = matrix * fit.factor.reshape((1, -1) if axis else (-1, 1, 1, 1))
+        names = [
+            self.constant(f"{op.name}.weight", codes, np.int8), step,
+            self.constant(f"{op.name}.weight_zero", zeros, np.int8),
+        ]  # fmt: skip
+        weight = self.node("DequantizeLinear", op, names, "weight_read", axis=axis)
+        if not fit.whole:
+            return [weight, self.constant(f"{op.name}.bias", fit.bias)]
+        names = [
+            self.constant(f"{op.name}.bias", fit.bias, np.int32), step,
+            self.constant(f"{op.name}.bias_zero", zeros, np.int32),
+        ]  # fmt: skip
+        return [weight, self.node("DequantizeLinear", op, names, "bias_read", axis=0)]
+
+
+def same_codes(scale: np.ndarray, shift: np.ndarray, spread: int, levels: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """(step, bias) per channel, bias a whole number, such that round(step (spread acc + bias)) is the code
+    round(scale acc + shift) for every integer acc; and the share of codes that move all the same.
+
+    Merely rounding shift / step moves one threshold in `spread` past an integer; at 2 bits that is one code in 10,000,
+    and 1 % of the answers. Up to 4 bits step and bias can nearly always be chosen so that none moves; beyond, they are
+    chosen so that few do.
+    """
+    if not len(scale):
+        return scale, shift, 0.0
+    made = [best_step(s, t, spread, levels) for s, t in zip(scale.tolist(), shift.tolist(), strict=True)]
+    step, bias = (np.array(numbers) for numbers in zip(*made, strict=True))
+    ends = np.arange(levels) + 0.5
+    wanted = np.floor((ends - shift[:, None]) / scale[:, None])  # (C, n): the last acc before each threshold
+    got = np.floor((ends / step[:, None] - bias[:, None]) / spread)
+    # A threshold that moved by one takes one acc to another code; a code has 1 / scale of them.
+    moved = np.abs(wanted - got).mean(1) * np.minimum(scale, 1)
+    return step, bias, float(moved.mean())
+
+
+def best_step(scale: float, shift: float, spread: int, levels: int) -> tuple[float, float]:
+    """Code j + 1 starts where acc exceeds F_j = floor((j + 1/2 - shift) / scale). With g = 1 / step, (j + 1/2) g - bias
+    must lie between spread F_j and spread (F_j + 1): a range of g for each j and bias. Of the g that lie in most of
+    these ranges (low codes count more: there are more of them), the one farthest from their ends.
+    """
+    ends = np.arange(levels) + 0.5  # (n,)
+    first = spread * np.floor((ends - shift) / scale)
+    rounded = float(np.rint(shift / scale * spread))
+    exact = spread / scale
+    found, best = (0.0, 0.0), (exact, rounded)
+    for bias in rounded + np.arange(-max(spread, 2), max(spread, 2) + 1):
+        low, high = (first + bias) / ends, (first + bias + spread) / ends
+        edges = np.unique(np.concatenate([low, high]))
+        edges = edges[(edges > 0.9 * exact) & (edges < 1.1 * exact)]
+        if len(edges) < 2:
+            continue
+        middles = (edges[:-1] + edges[1:]) / 2
+        inside = (low < middles[:, None]) & (middles[:, None] < high)  # (candidates, n)
+        right = inside @ (1 / ends)
+        room = np.where(inside, np.minimum(middles[:, None] - low, high - middles[:, None]) * ends, np.inf).min(1)
+        at = np.lexsort((room, right))[-1]
+        if (right[at], room[at]) > found:
+            found, best = (float(right[at]), float(room[at])), (float(middles[at]), float(bias))
+    return 1 / best[0], best[1]
