@@ -30,11 +30,28 @@ def run_folder(tmp_path_factory, at_the_root):
 
 def test_all_methods(run_folder, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["ptq", str(run_folder), "--widths", "1,4,8", "--images", "200", "--out", str(out), "--json"]) == 0
+    assert (
+        main(
+            [
+                "ptq",
+                str(run_folder),
+                "--widths",
+                "1,4,8",
+                "--images",
+                "200",
+                "--tune-steps",
+                "5",
+                "--out",
+                str(out),
+                "--json",
+            ]
+        )
+        == 0
+    )
     text, log = capsys.readouterr()
     record = json.loads(text)
     assert log == ""
-    assert list(record["methods"]) == ["bs", "bc", "aciq"] and record["training_images"] == 200
+    assert list(record["methods"]) == ["bs", "bc", "aciq", "gptq"] and record["training_images"] == 200
     plain = record["float"]["accuracy"]
     assert plain > 60  # of ten classes: it has learned something that bits can cost
     for method, results in record["methods"].items():
@@ -43,10 +60,15 @@ def test_all_methods(run_folder, tmp_path, capsys):
         assert results["8"]["accuracy"] > plain - (8 if method == "bc" else 3)
     assert set(record["aciq_mean_bits"]) == {"1", "4", "8"} and record["aciq_mean_bits"]["8"] == [8, 8]
     assert json.loads((out / "ptq.json").read_text()) == record
-    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.*")) == ["bc/model.pt", "bs/model.pt", "ptq.json"]
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.*")) == [
+        "bc/model.pt",
+        "bs/model.pt",
+        "gptq/model.pt",
+        "ptq.json",
+    ]
 
     # What it wrote is a run like any other: the same accuracy by evaluate, and in the engine.
-    for method in ("bs", "bc"):
+    for method in ("bs", "bc", "gptq"):
         assert main(["evaluate", str(out / method), "--json"]) == 0
         tested = json.loads(capsys.readouterr().out)["results"]
         assert {k: tested[k] for k in ("1", "4", "8")} == record["methods"][method] and tested["32"] == record["float"]
@@ -85,7 +107,7 @@ def test_float_weights_of_a_file(tmp_path, capsys):
     assert main(["ptq", str(weights), "--dataset", "digits", *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["network"] == "resnet-he"
     assert main(["ptq", str(weights), *arguments]) == 2
-    assert "holds weights alone; name the data set they are for with --dataset" in capsys.readouterr().err
+    assert "holds only weights; name the data set they are for with --dataset" in capsys.readouterr().err
     assert main(["ptq", str(weights), "--dataset", "digts", *arguments]) == 2
     assert "--dataset 'digts' is not known" in capsys.readouterr().err
 
@@ -102,9 +124,9 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["RUN", "--method", "gptq"], "method='gptq' is not known; choose one of bs, bc, aciq"),
+        (["RUN", "--method", "best"], "method='best' is not known; choose one of bs, bc, aciq, gptq"),
         (["RUN", "--widths", "9"], "bits=9 is not a bit-width"),
-        (["RUN", "--widths", "32"], "widths names float alone"),
+        (["RUN", "--widths", "32"], "widths has only float"),
         (["RUN", "--images", "0"], "argument --images: '0' is not a whole number above 0"),
         (["RUN", "--net", "resnet8"], "--net is for files of float weights"),
         (["RUN", "--dataset", "cifar10"], "cifar10"),
@@ -119,15 +141,8 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         ),
     ],
 )
-def test_mistakes_end_with_one_line(run_folder, arguments, message, capsys):
-    try:
-        code = main(["ptq", *(str(run_folder) if a == "RUN" else a for a in arguments)])
-    except SystemExit as stopped:  # the parser's own
-        code = stopped.code
-    assert code == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("anyprec: error: ") and err.count("\n") == 1
-    assert message in err
+def test_mistakes_end_with_one_line(run_folder, one_line_error, arguments, message):
+    assert message in one_line_error("ptq", *(run_folder if a == "RUN" else a for a in arguments))
 
 
 def test_a_run_without_float(tmp_path, run_folder, capsys):

@@ -271,9 +271,9 @@ def test_degenerate_weights_and_inputs(method):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "gptq"}, AnyprecError, "method='gptq' is not known; choose one of bs, bc, aciq"),
+        ({"method": "magic"}, AnyprecError, "method='magic' is not known; choose one of bs, bc, aciq, gptq"),
         ({"widths": (3, 9)}, UnsupportedBits, "bits=9 is not a bit-width"),
-        ({"widths": (32,)}, UnsupportedBits, "widths names float alone"),
+        ({"widths": (32,)}, UnsupportedBits, "widths has only float"),
         ({"widths": ()}, UnsupportedBits, "widths is empty"),
         (
             {"quantizer": "dorefa"},

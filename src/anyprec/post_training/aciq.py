@@ -70,16 +70,22 @@ class ChannelWeights(WeightQuantizer):
         self.settings = settings
         # A transposed convolution has its output channels on axis 1, those of each group apart.
         self.groups = layer.groups if isinstance(layer, nn.ConvTranspose2d) else 0
+        # Bits -> version of the weight, and what was made of it: to make it takes longer than the layer itself.
+        self.made: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
     def normalize(self, w: Tensor) -> Tensor:
         return w
 
     def weight(self, x: Tensor, w: Tensor, bits: int, magnitude: Tensor | None = None) -> Tensor:
         """No gradient: there is no training after this."""
-        rows = self._rows(w.detach())
-        low, high, widths, mean = (t.to(rows)[:, None] for t in self.plan(rows, bits))
-        made = round_to_levels(rows, low, high, widths, mean, middles=True)
-        return self._whole(correct_bias(made, rows) if self.settings.bias_correction else made, w)
+        version = w.data_ptr(), w._version
+        if bits not in self.made or self.made[bits][0] != version:
+            rows = self._rows(w.detach())
+            low, high, widths, mean = (t.to(rows)[:, None] for t in self.plan(rows, bits))
+            made = round_to_levels(rows, low, high, widths, mean, middles=True)
+            made = self._whole(correct_bias(made, rows) if self.settings.bias_correction else made, w)
+            self.made[bits] = version, made
+        return self.made[bits][1]
 
     def plan(self, rows: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both ends of the range, bits and mean of each channel."""

@@ -105,9 +105,12 @@ def round_to_levels(x: Tensor, low: Tensor, high: Tensor, bits: Tensor, mean: Te
     last = torch.exp2(bits) - 1
     step = (high - low) / (last + 1 if middles else last.clamp_min(1))
     # A channel that was constant has no step: whatever comes becomes `low`.
-    code = (x - low) / torch.where(step > 0, step, torch.inf)
-    code = torch.minimum((code.floor() if middles else code.round()).clamp_min(0), last)
-    return torch.where(last > 0, low + (code + 0.5 if middles else code) * step, mean)
+    code = (x - low).div_(torch.where(step > 0, step, torch.inf))  # in place from here: x may be a large map
+    code = code.floor_() if middles else code.round_()
+    code = code.clamp_(torch.zeros_like(last), last)
+    code = code.add_(0.5) if middles else code
+    made = code.mul_(step).add_(low)
+    return made if bool((last > 0).all()) else torch.where(last > 0, made, mean)
 
 
 def correct_bias(made: Tensor, w: Tensor) -> Tensor:

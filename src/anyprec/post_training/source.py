@@ -36,7 +36,7 @@ def float_model(path: str, net: str | None, dataset: str | None) -> tuple[nn.Mod
         model = from_float(state, net, (FLOAT,)) if find_layout(state) is None else from_reference(state)
         if dataset is None:
             raise RecipeError(
-                f"{file} holds weights alone; name the data set they are for with --dataset, such as cifar10"
+                f"{file} holds only weights; name the data set they are for with --dataset, such as cifar10"
             ) from None
         if dataset not in DATASETS:
             raise RecipeError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}") from None

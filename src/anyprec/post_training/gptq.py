@@ -1,0 +1,273 @@
+"""GPTQ with nested codes: a converted network and some images in; its codes, scales, ranges and norms out.
+
+One lockstep pass (lockstep.py). At each layer, in the order of execution, with all layers before it quantized:
+1. the range of its input, for each width, that costs its output least;
+2. the weight it should have at each width: the ridge regression of float's output on its quantized input;
+3. one 8-bit code per weight, of least summed error over all widths (nested_codes.py);
+4. a scale and a shift per output channel and width, from the outputs it then has.
+Norms that do not follow a layer at once are corrected in the same way as 4. `tune.py` then refines what each width
+has of its own. No labels. Called by methods.py; docs/cli/ptq.md says what each part is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anyprec.errors import AnyprecError
+from anyprec.nn.act_quantizer import best_range, sample_values
+from anyprec.nn.layers import AnyConv1d, AnyConv2d, AnyLayer, AnyLinear
+from anyprec.nn.norms import SwitchNorm
+from anyprec.nn.observe import InputQuantizer
+from anyprec.nn.own_forward import has_plain_weight
+from anyprec.nn.quantizers import ChosenCodes
+from anyprec.post_training.lockstep import LockstepVisitor
+from anyprec.post_training.nested_codes import NestedProblem, choose_codes
+from anyprec.progress import Progress
+from anyprec.widths import FLOAT
+
+CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range of least squared error
+SEARCHED_UP_TO = 6  # bits; above, ranges differ by less than noise
+SEARCH_VALUES = 2_000_000  # of a layer's input, that ranges are tried on
+POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class GptqSettings:
+    """Parts of the method, for experiments; the defaults were chosen on images of CIFAR-10's training set."""
+
+    importance: float = 2.0  # of a width's error, relative to that of the next narrower one
+    damping: float = 0.01  # of the mean second moment, added to all of them
+    sweeps: int = 2  # over the columns of a weight, after the first pass
+    shrink: float = 1.0  # outputs: 0 gives them float's variance, 1 the least squared error
+    search_ranges: bool = True
+    equalize: bool = True  # a range for each input channel of a depth-wise convolution
+    tune_steps: int = 100  # of each width that needs it; 0: closed forms only
+    tune_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.importance <= 0 or self.damping <= 0 or self.tune_rate <= 0:
+            raise AnyprecError(f"{self}: importance, damping and tune_rate must be above 0")
+        if self.sweeps < 0 or self.tune_steps < 0 or not 0 <= self.shrink <= 1:
+            raise AnyprecError(f"{self}: sweeps and tune_steps are 0 or more, shrink is between 0 and 1")
+
+
+class GptqVisitor(LockstepVisitor):
+    """Fits each layer as the lockstep pass comes to it."""
+
+    def __init__(self, widths: Sequence[int], settings: GptqSettings, bar: Progress | None = None) -> None:
+        self.widths, self.settings, self.bar = tuple(widths), settings, bar
+
+    def layer(self, name: str, layer: AnyLayer, given: list[Tensor]) -> None:
+        if self.settings.equalize:
+            equalize_channels(layer, given[0])
+        fit_input_ranges(layer, given, self.widths, self.settings.search_ranges)
+        # Not transposed ones, whose columns are another matter.
+        if isinstance(layer, (AnyConv1d, AnyConv2d, AnyLinear)) and has_plain_weight(layer):
+            fit_codes(layer, given, self.widths, self.settings)
+        if self.bar is not None:
+            self.bar.update()
+
+    def correct(self, name: str, layer: AnyLayer, made: list[Tensor]) -> list[Tensor]:
+        if not isinstance(quantizer := layer.quantizer, ChosenCodes):
+            return made
+        axis = 1 if isinstance(layer, (AnyConv1d, AnyConv2d)) else -1
+        bias = layer.bias if isinstance(layer.bias, Tensor) else torch.zeros(())
+        corrected = [made[0]]
+        for bits, share in zip(self.widths, made[1:], strict=True):
+            a, b = affine_fit(share, made[0], axis, self.settings.shrink)
+            scale, shift = quantizer.scales[str(bits)], quantizer.shifts[str(bits)]
+            scale.mul_(a.reshape(scale.shape))
+            shift.copy_(a * bias + b - bias)  # y = made a + b, and made has the bias in it
+            corrected.append(share * on_axis(a, share, axis) + on_axis(b, share, axis))
+        return corrected
+
+    def norm(self, name: str, norm: SwitchNorm, given: list[Tensor]) -> None:
+        """The statistics of a width, so that the norm gives a y + b of its input what float's gives of float's."""
+        plain = norm.table(str(FLOAT))
+        if not isinstance(plain, nn.modules.batchnorm._BatchNorm) or plain.running_var is None:
+            return
+        assert plain.running_mean is not None
+        for bits, share in zip(self.widths, given[1:], strict=True):
+            a, b = affine_fit(share, given[0], 1, self.settings.shrink)
+            table = norm.table(str(bits))
+            assert isinstance(table, nn.modules.batchnorm._BatchNorm)
+            assert table.running_mean is not None and table.running_var is not None
+            table.running_mean.copy_((plain.running_mean - b) / a)
+            # Where float's variance is next to nothing, eps is all there is, and a cannot lower it further.
+            table.running_var.copy_(((plain.running_var + plain.eps) / a.square() - plain.eps).clamp_min(0))
+
+
+def on_axis(row: Tensor, like: Tensor, axis: int) -> Tensor:
+    shape = [1] * like.dim()
+    shape[axis] = -1
+    return row.view(shape)
+
+
+def affine_fit(made: Tensor, wanted: Tensor, axis: int, shrink: float) -> tuple[Tensor, Tensor]:
+    """a, b per channel, so that a made + b is like `wanted`: in mean, and in variance or squared error.
+
+    a = correlation^shrink * deviation of wanted / deviation of made. A channel that is constant keeps its scale.
+    """
+    x, y = (t.movedim(axis, 0).flatten(1) for t in (made, wanted))  # (C, n)
+    mean_x, mean_y = x.mean(1), y.mean(1)
+    x, y = x - mean_x[:, None], y - mean_y[:, None]
+    var_x, var_y, both = x.square().mean(1), y.square().mean(1), (x * y).mean(1)
+    still = (var_x < LEAST) | (var_y < LEAST)
+    # Below 0.1 the channel has lost its signal: scaled by the fit it would be silenced for good.
+    correlation = (both / (var_x * var_y).clamp_min(LEAST**2).sqrt()).clamp(0.1, 1)
+    a = torch.where(still, 1.0, (var_y / var_x.clamp_min(LEAST)).sqrt() * correlation**shrink)
+    return a, mean_y - a * mean_x
+
+
+# --- Inputs ---
+
+
+def equalize_channels(layer: AnyLayer, plain: Tensor) -> None:
+    """Divisors for the input of a depth-wise convolution, so that all its channels fill one range.
+
+    Cross-layer equalization (Nagel et al., ICCV 2019, arXiv:1906.04721) without another layer: each output reads one
+    input channel, so its own scale takes the divisor up, exactly and whatever activation comes before. Other layers
+    would have to choose between their inputs and the columns of their weights.
+    """
+    if not isinstance(layer, (AnyConv1d, AnyConv2d)) or not 1 < layer.groups == layer.in_channels:
+        return
+    if not isinstance(layer.act, InputQuantizer):
+        return
+    largest = plain.transpose(0, 1).flatten(1).abs().amax(1)  # (C,)
+    middle = largest.median().clamp_min(LEAST)
+    # A channel that is dead here may not be elsewhere: it is not blown up.
+    divisors = (largest / middle).clamp(0.01, 100)
+    layer.act.divisors = divisors.view(-1, *(1,) * (plain.dim() - 2))
+
+
+def undivided(layer: AnyLayer, x: Tensor) -> Tensor:
+    """What a layer's quantized input stands for."""
+    return x if layer.act is None or layer.act.divisors is None else x * layer.act.divisors
+
+
+def fit_input_ranges(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], search: bool) -> None:
+    """The sign, and for each width the range that costs the layer's output least, scale and shift per channel aside."""
+    act = layer.act
+    if not isinstance(act, InputQuantizer):
+        return
+    act.signed, act.undecided = any(bool((share < 0).any()) for share in given), False
+    few = max(1, min(len(given[0]), SEARCH_VALUES * len(given[0]) // max(given[0].numel(), 1)))
+    wanted = None
+    for bits, share in zip(widths, given[1:], strict=True):
+        base = best_range(
+            sample_values(share if act.divisors is None else share / act.divisors, 1 << 15), bits, act.signed
+        )
+        act.ranges[str(bits)].copy_(base)
+        act.calibrated.add(bits)
+        if search and bits <= SEARCHED_UP_TO:
+            if wanted is None:
+                wanted = float_output(layer, given[0][:few])
+            losses = []
+            for clip in CLIPS:
+                act.ranges[str(bits)].copy_(base * clip)
+                quantized = undivided(layer, act(share[:few], bits))
+                losses.append(lost_signal(float_output(layer, quantized), wanted, layer))
+            act.ranges[str(bits)].copy_(base * CLIPS[min(range(len(CLIPS)), key=losses.__getitem__)])
+
+
+def float_output(layer: AnyLayer, x: Tensor) -> Tensor:
+    """Of the float weight on x as it is."""
+    layer.bits = FLOAT  # at which its quantizer passes x on
+    return type(layer).at_bits(layer, x)
+
+
+def lost_signal(made: Tensor, wanted: Tensor, layer: AnyLayer) -> float:
+    """What no scale and shift per channel can bring back of `wanted`: its variance times 1 - correlation^2."""
+    axis = 1 if made.dim() > 2 and not isinstance(layer, AnyLinear) else -1
+    x, y = (t.movedim(axis, 0).flatten(1) for t in (made, wanted))
+    x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    explained = (x * y).sum(1).square() / x.square().sum(1).clamp_min(LEAST)
+    return float((y.square().sum(1) - explained).sum())
+
+
+# --- Weights ---
+
+
+def fit_codes(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], settings: GptqSettings) -> None:
+    """The layer's quantizer becomes one of chosen codes."""
+    groups = layer.groups if isinstance(layer, (AnyConv1d, AnyConv2d)) else 1
+    depth = layer.weight[0].numel()
+    at = sampled_positions(layer, given[0], max(POSITIONS, 4 * depth))
+    plain = input_columns(layer, given[0], at)
+    weight = layer.weight.detach().reshape(groups, -1, depth)  # (G, o, c)
+    moments, wanted = [], []
+    for bits, share in zip(widths, given[1:], strict=True):
+        own = input_columns(layer, share if layer.act is None else layer.act(share, bits), at)
+        of_own, cross = ((x @ own.transpose(1, 2) / len(at)).double() for x in (own, plain))  # (G, c, c)
+        damp = settings.damping * of_own.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(LEAST)
+        divided = (
+            torch.ones(groups, 1, 1)
+            if layer.act is None or layer.act.divisors is None
+            else (layer.act.divisors.reshape(groups, 1, 1))
+        )
+        diagonal = damp[:, None, None] * torch.eye(depth, dtype=torch.float64, device=weight.device)
+        right = (cross + diagonal * divided.double()).transpose(1, 2) @ weight.double().transpose(1, 2)
+        wanted.append(torch.linalg.solve(of_own + diagonal, right).transpose(1, 2))
+        moments.append(of_own + diagonal)
+    importance = torch.tensor([settings.importance ** (k - min(widths)) for k in widths], device=weight.device)
+    problem = NestedProblem(tuple(widths), torch.stack(wanted).float(), torch.stack(moments).float(), importance)
+    codes, scales = choose_codes(problem, settings.sweeps)
+    shape = (-1, *(1,) * (layer.weight.dim() - 1))
+    layer.quantizer = ChosenCodes(
+        codes.reshape(layer.weight.shape),
+        {k: s.reshape(shape).to(layer.weight.dtype).clone() for k, s in zip(widths, scales, strict=True)},
+    )
+
+
+def sampled_positions(layer: AnyLayer, x: Tensor, most: int) -> Tensor:
+    """Numbers of output pixels, over all images: the same for every width."""
+    if isinstance(layer, AnyLinear):
+        count = x[..., 0].numel()
+    else:
+        _, _, size = window(layer, x)
+        count = len(x) * size[0] * size[1]
+    dice = torch.Generator().manual_seed(count)
+    if count <= most:
+        return torch.arange(count, device=x.device)
+    return torch.randint(count, (most,), generator=dice).to(x.device)
+
+
+def input_columns(layer: AnyLayer, x: Tensor, at: Tensor) -> Tensor:
+    """What each weight of an output is multiplied by, at these positions, mean taken out: (G, c, positions)."""
+    if isinstance(layer, AnyLinear):
+        columns = x.reshape(-1, x.shape[-1])[at][:, None]  # (positions, 1, c)
+    else:
+        assert isinstance(layer, (AnyConv1d, AnyConv2d))
+        padded, offsets, (height, width) = window(layer, x)
+        stride = (1, *layer.stride) if isinstance(layer, AnyConv1d) else layer.stride
+        image, row, column = at // (height * width), at // width % height, at % width
+        row, column = row * stride[0], column * stride[1]
+        taps = [padded[image, :, row + i, column + j] for i, j in offsets]  # each (positions, channels)
+        columns = torch.stack(taps, -1).reshape(len(at), layer.groups, -1)
+    columns = columns.permute(1, 2, 0)
+    return columns - columns.mean(-1, keepdim=True)
+
+
+def window(layer: AnyLayer, x: Tensor) -> tuple[Tensor, list[tuple[int, int]], tuple[int, int]]:
+    """The padded input (N, C, H, W), the offsets of a kernel's taps in it, and the size of the output."""
+    assert isinstance(layer, (AnyConv1d, AnyConv2d))
+    line = isinstance(layer, AnyConv1d)
+    x = x[:, :, None] if line else x
+    kernel, stride, dilation = ((1, *v) if line else v for v in (layer.kernel_size, layer.stride, layer.dilation))
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    if layer.padding == "same":  # torch puts the odd one at the end
+        before, after = [n // 2 for n in reach], [n - n // 2 for n in reach]
+    else:
+        sides = [0] * len(layer.kernel_size) if layer.padding == "valid" else [int(p) for p in layer.padding]
+        before = after = [0, *sides] if line else sides
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = F.pad(x, (before[1], after[1], before[0], after[0]), mode=mode)
+    size = tuple((n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True))
+    taps = [(i * dilation[0], j * dilation[1]) for i in range(kernel[0]) for j in range(kernel[1])]
+    return x, taps, (size[0], size[1])
