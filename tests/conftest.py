@@ -86,6 +86,21 @@ def mount_disk(tmp_path):
         subprocess.run(["umount", "-l", place], check=True)
 
 
+@pytest.fixture
+def one_line_error(capsys):
+    """one_line_error("evaluate", folder, ...): what a command says that ends with exit code 2 and one line."""
+    from anyprec.cli import main
+
+    def run(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("anyprec: error: ") and err.count("\n") == 1, err
+        return err
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
     """`anyprec serve` inside a test sends the server's lines to that test's stderr, which is closed after it."""

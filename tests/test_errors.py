@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import textwrap
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -117,7 +118,8 @@ def test_numpy_widths_are_widths():
 
 def test_the_tree_at_the_top_of_errors_is_the_tree():
     """Each class stands in it once, a subclass of AnyprecError's subclasses further to the right than its base."""
-    tree = errors.__doc__.split("AnyprecError\n", 1)[1]
+    drawn = errors.__doc__[errors.__doc__.index("    AnyprecError\n") :]  # a code block on the API page
+    tree = textwrap.dedent(drawn).split("AnyprecError\n", 1)[1]
     classes = {c.__name__: c for c in vars(errors).values() if isinstance(c, type)}
     places = {}
     for line in tree.strip("\n").split("\n"):

@@ -257,3 +257,17 @@ def test_garbage_in_a_lock_file_names_nobody(tmp_path, holder):
     (tmp_path / files.LOCK).write_bytes(b"\xff")
     with pytest.raises(OutputError, match="in use by another process; wait"), locked(tmp_path):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit on Windows")
+def test_the_file_limit_is_raised_as_far_as_allowed():
+    script = """import resource
+from anyprec.files import raise_file_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))
+found = []
+for connections in (10, 300, 5000, 10):
+    raise_file_limit(connections)
+    found.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+print(found)"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[(266, 1000), (556, 1000), (1000, 1000), (1000, 1000)]\n", done.stderr

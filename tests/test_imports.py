@@ -15,7 +15,7 @@ import pytest
 import anyprec
 
 SOURCE = Path(anyprec.__file__).parent
-TORCH_PARTS = {"nn", "training", "analysis", "zoo", "packing", "post_training", "reproduce"}
+TORCH_PARTS = {"nn", "training", "analysis", "zoo", "packing", "post_training", "reproduce", "onnx_import"}
 
 # Part of the package -> the parts it may import, besides itself and FOR_ALL.
 # `nn`, `training` and `zoo` share a box: networks are made of any-layers, and training builds them by name.
@@ -30,15 +30,18 @@ MAY_IMPORT = {
     "progress": set(),
     "data": {"progress"},
     "nn": {"data", "progress", "training", "zoo"},
-    "training": {"data", "nn", "progress", "zoo"},
+    "training": {"data", "nn", "onnx_import", "progress", "zoo"},
+    "onnx_import": set(),
     "analysis": {"data", "nn", "progress", "training", "zoo"},
-    "zoo": {"data", "nn", "progress", "training"},
+    "zoo": {"data", "format", "nn", "progress", "training"},  # `format` to read safetensors
     "models": {"data"},  # `data` to download
     "format": {"models"},  # `models` for names instead of paths, here and below
     "packing": {"data", "format", "nn", "progress", "run", "training", "zoo"},  # `run` to check what it wrote
-    "post_training": {"data", "nn", "progress", "training", "zoo"},
+    # `packing` and `run`: `quantize` also packs, and reads pictures within the limits of `run`
+    "post_training": {"data", "nn", "packing", "progress", "run", "training", "zoo"},
     "run": {"data", "format", "models", "progress", "_native"},
-    "bench": {"data", "format", "models", "progress", "run", "_native"},
+    "export": {"format", "models", "run"},  # `run` to check what it wrote
+    "bench": {"data", "export", "format", "models", "progress", "run", "_native"},
     "loadtest": {"data", "progress"},
     "serve": {"bench", "loadtest", "models", "run", "format", "progress"},  # `loadtest` for the simulator's arrivals
     "report": {"run", "format", "progress"},

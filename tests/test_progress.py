@@ -82,26 +82,27 @@ def test_at_most_ten_redraws_a_second(clock, columns):
         assert screen.getvalue().count("\r") <= 1 + 10
 
 
-def test_a_log_gets_a_line_in_ten_seconds_and_one_at_the_end(clock):
+def log_of(clock, label, total, step_s):
+    """What a job of `total` steps writes to a file, not a terminal."""
     log = io.StringIO()
-    with Progress("train", total=50, file=log) as bar:
-        for _ in range(50):
-            clock(1)
+    with Progress(label, total=total, file=log) as bar:
+        for _ in range(total):
+            clock(step_s)
             bar.update()
-    lines = log.getvalue().splitlines()
+    return log.getvalue()
+
+
+def test_a_log_gets_a_line_in_ten_seconds_and_one_at_the_end(clock):
+    log = log_of(clock, "train", total=50, step_s=1)
+    lines = log.splitlines()
     assert [line.split(" it")[0] for line in lines] == [f"train: {n}/50" for n in (10, 20, 30, 40, 50, 50)]
-    assert "\r" not in log.getvalue()
+    assert "\r" not in log
     assert lines[0].endswith("0:10, 0:40 left")
     assert lines[-1] == "train: 50/50 it (100 %), 1.0 it/s, 0:50"
 
 
 def test_a_quick_job_leaves_one_line_in_a_log(clock):
-    log = io.StringIO()
-    with Progress("quick", total=3, file=log) as bar:
-        for _ in range(3):
-            clock(0.5)
-            bar.update()
-    assert log.getvalue() == "quick: 3/3 it (100 %), 2.0 it/s, 0:02\n"
+    assert log_of(clock, "quick", total=3, step_s=0.5) == "quick: 3/3 it (100 %), 2.0 it/s, 0:02\n"
 
 
 def test_no_total(clock, columns):

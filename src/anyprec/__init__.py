@@ -4,6 +4,7 @@
     anyprec.set_bits(model, 4)
     with anyprec.bits(model, 2): ...
     anyprec.pack(model, "net.apm", example=x)
+    anyprec.quantize(net, "photos", "net.apm")  # or without training
 
     m = anyprec.load("net.apm")  # numpy and the C++ engine, no torch
     y = m(images, bits=2)
@@ -23,11 +24,14 @@ from anyprec.widths import Profile
 
 if TYPE_CHECKING:
     from anyprec import analysis, data, errors, nn, zoo
+    from anyprec.export.export import ExportReport, export_onnx
     from anyprec.nn.calibrate import calibrate
     from anyprec.nn.convert import convert
     from anyprec.nn.switching import any_layers, bits, set_bits
+    from anyprec.onnx_import.importing import import_onnx
     from anyprec.packing.packing import PackReport, pack
     from anyprec.post_training.methods import ptq
+    from anyprec.post_training.quantize import quantize
     from anyprec.preprocessing import Preprocessing
     from anyprec.run.model import CancelToken, PackedModel, load
     from anyprec.training.evaluate import evaluate
@@ -40,6 +44,7 @@ __version__ = "0.3.0"  # the only place: pyproject.toml reads it from here
 __all__ = [
     "AnyprecError",
     "CancelToken",
+    "ExportReport",
     "PackReport",
     "PackedModel",
     "Preprocessing",
@@ -53,11 +58,14 @@ __all__ = [
     "data",
     "errors",
     "evaluate",
+    "export_onnx",
+    "import_onnx",
     "joint_step",
     "load",
     "nn",
     "pack",
     "ptq",
+    "quantize",
     "set_bits",
     "train",
     "zoo",
@@ -66,6 +74,7 @@ __all__ = [
 # Public name -> the module that holds it.
 _LAZY = {
     "CancelToken": "anyprec.run.model",
+    "ExportReport": "anyprec.export.export",
     "PackReport": "anyprec.packing.packing",
     "PackedModel": "anyprec.run.model",
     "Preprocessing": "anyprec.preprocessing",
@@ -75,16 +84,20 @@ _LAZY = {
     "calibrate": "anyprec.nn.calibrate",
     "convert": "anyprec.nn.convert",
     "evaluate": "anyprec.training.evaluate",
+    "export_onnx": "anyprec.export.export",
+    "import_onnx": "anyprec.onnx_import.importing",
     "joint_step": "anyprec.training.joint",
     "load": "anyprec.run.model",
     "pack": "anyprec.packing.packing",
     "ptq": "anyprec.post_training.methods",
+    "quantize": "anyprec.post_training.quantize",
     "set_bits": "anyprec.nn.switching",
     "train": "anyprec.training.run",
 }
 _MODULES = ("analysis", "data", "errors", "nn", "zoo")
 _TORCH_FREE = {
-    "AnyprecError", "CancelToken", "PackedModel", "Preprocessing", "Profile", "Recipe", "data", "errors", "load",
+    "AnyprecError", "CancelToken", "ExportReport", "PackedModel", "Preprocessing", "Profile", "Recipe", "data",
+    "errors", "export_onnx", "load",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ PTQ_METHODS: dict[str, str] = {
     "bs": "bit shifting: the first k bits of nested 8-bit weights; norms of the float network",
     "bc": "bit shifting, and batch-norm statistics calibrated for each width",
     "aciq": "analytical clipping, bits per channel, bias correction (Banner et al., 2019)",
+    "gptq": "nested codes of least error over all widths, a scale per channel and width, tuned to float's answers",
 }
 
 FIRST_LAST = ("float", "8bit")  # what `pack` makes of the first and the last layer

@@ -2,36 +2,36 @@
 
 The message says what was given, what is allowed and what to do. The command line prints it after `anyprec: error:`.
 
-AnyprecError
-|- UnsupportedBits, UncalibratedBits, UnknownLayer, ProfileError     widths, layers and profiles of a model
-|- NothingConverted, UnsupportedOperation, VerificationFailed        convert and pack
-|- RecipeError, CheckpointError, Diverged                            train
-|- DataError                                                         data sets
-|  `- DownloadMismatch
-|- OutputError, MissingExtra, UnsupportedIsa                         the machine: disk, packages, CPU
-|- ModelFileError                                                    a model file (.apm)
-|  |- NotAModelFile, UnsupportedVersion, TruncatedFile
-|  |- BadHeader, BadTensor, BadGraph, ChecksumMismatch
-|  `- UnknownModel
-|- InputError, ModelClosed, Cancelled                                load and run
-|- ArrivalsError, LoadTestError                                      loadtest and simulate
-`- ServeError                                                        serve
-   `- Overloaded, Expired, Draining                                  refused requests
+    AnyprecError
+    |- UnsupportedBits, UncalibratedBits, UnknownLayer, ProfileError     widths, layers and profiles of a model
+    |- NothingConverted, UnsupportedOperation, VerificationFailed        convert and pack
+    |- RecipeError, CheckpointError, Diverged                            train
+    |- DataError                                                         data sets
+    |  `- DownloadMismatch
+    |- OutputError, MissingExtra, UnsupportedIsa                         the machine: disk, packages, CPU
+    |- ModelFileError                                                    a model file (.apm)
+    |  |- NotAModelFile, UnsupportedVersion, TruncatedFile
+    |  |- BadHeader, BadTensor, BadGraph, ChecksumMismatch
+    |  `- UnknownModel
+    |- InputError, ModelClosed, Cancelled                                load and run
+    |- ArrivalsError, LoadTestError                                      loadtest and simulate
+    `- ServeError                                                        serve
+       `- Overloaded, Expired, Draining                                  refused requests
 """
 
 from __future__ import annotations
 
 
 class AnyprecError(ValueError):
-    """Base of all errors below; catch this one to catch them all."""
+    """Base of all errors of anyprec; catch this one to catch them all."""
 
 
 class UnsupportedBits(AnyprecError):
-    """A bit-width that is no width at all (0, 9, -1), or not one of this model's."""
+    """A number of bits that no model has (0, 9, -1), or that this model does not have."""
 
 
 class UncalibratedBits(AnyprecError):
-    """A width or profile the model could run, were its norms (and ranges) calibrated first."""
+    """A width or profile that the model can run only after its norms (and ranges) are calibrated."""
 
 
 class UnknownLayer(AnyprecError):
@@ -83,7 +83,7 @@ class ModelFileError(AnyprecError):
 
 
 class NotAModelFile(ModelFileError):
-    """A safetensors file, but without the graph that makes it a model of ours."""
+    """A safetensors file without the graph that a model file needs."""
 
 
 class UnsupportedVersion(ModelFileError):
@@ -119,7 +119,7 @@ class UnsupportedOperation(AnyprecError):
 
 
 class VerificationFailed(AnyprecError):
-    """A packed network that does not compute what the module does that it was made from."""
+    """A packed network that does not compute the same as the module it was made from."""
 
 
 class InputError(AnyprecError):
@@ -135,15 +135,15 @@ class Cancelled(AnyprecError):
 
 
 class ArrivalsError(AnyprecError):
-    """Arrivals that cannot be: a rate below zero, a trace that is none, a form that is not known."""
+    """Invalid arrival specification: negative rate, unreadable trace, unknown form."""
 
 
 class LoadTestError(AnyprecError):
-    """A server that a load cannot be sent to: not there, without that model, or with other inputs."""
+    """A server that cannot be loaded: it does not answer, lacks the model, or takes other inputs."""
 
 
 class ServeError(AnyprecError):
-    """A setting of the scheduler, the policy or the simulator that cannot be; those below are refusals of requests."""
+    """Invalid settings of the scheduler, the policy or the simulator; its subclasses are refused requests."""
 
 
 class Overloaded(ServeError):

@@ -2,6 +2,7 @@
 
 `written_whole(path)` gives a file that takes the place of `path` when all of it is on the disk; `append_line` adds a
 line or nothing; `locked(folder)` keeps other processes out. Every part of the package that writes for a user uses them.
+`raise_file_limit` serves what opens many connections.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def written_whole(path: str | Path, kind: type[AnyprecError] = OutputError) -> I
         opened = new_file(partial)
     except OSError as error:
         raise cannot_write(path, error, kind) from error
-    file = _Remembering(opened)
+    file = _ErrorRecordingFile(opened)
     try:
         with opened:
             yield file  # type: ignore[misc]
@@ -113,7 +114,7 @@ def _written_through(path: str | Path, kind: type[AnyprecError]) -> Iterator[Bin
         raise cannot_write(path, error, kind) from error
 
 
-class _Remembering:
+class _ErrorRecordingFile:
     """A file that remembers why a write failed: torch's zip writer raises a RuntimeError of its own instead."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -225,3 +226,18 @@ def _holder(handle: int) -> str:
 
 def _say_unlocked(folder: Path, reason: str) -> None:
     print(f"anyprec: note: {folder} is not locked, {reason}; start no second run into it", file=sys.stderr)
+
+
+def raise_file_limit(connections: int) -> None:
+    """Allow so many connections: each is an open file, and many systems allow 1,024 until a process asks for more."""
+    try:
+        import resource
+    except ImportError:  # no such limit on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 256  # files of our own
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # what is allowed has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

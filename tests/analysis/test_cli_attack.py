@@ -58,8 +58,6 @@ def test_verb_as_json(runs, capsys):
         (["--dedicated", "FOUR", "--dedicated", "FOUR"], "is the second model of 4 bit"),
     ],
 )
-def test_verb_mistakes(runs, arguments, message, capsys):
-    places = {"RUN": str(runs / "run"), "FOUR": str(runs / "four.pt")}
-    assert main(["attack", str(runs / "run"), *(places.get(a, a) for a in arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("anyprec: error: ") and err.count("\n") == 1 and message in err
+def test_verb_mistakes(runs, one_line_error, arguments, message):
+    paths = {"RUN": runs / "run", "FOUR": runs / "four.pt"}
+    assert message in one_line_error("attack", runs / "run", *(paths.get(a, a) for a in arguments))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_rivals import write_packages
 
 from anyprec.bench import race as bench_module
 from anyprec.bench import rivals
 from anyprec.bench.contestant import memory_bytes, turn
-from anyprec.bench.race import Bench, Failure, RaceRow, Wish, bench
+from anyprec.bench.race import BenchResult, BenchSettings, RaceRow, RivalFailure, bench
 from anyprec.bench.timing import Contestant, ContestantFailed, percentiles, prepare_rivals, race, times_faster
 from anyprec.cli import main
 from anyprec.cli.bench import counts, rival_names, table
@@ -132,7 +133,7 @@ def row_of(done, engine, variant, **where):
 
 
 def test_rows(model, fakes):
-    done = bench(Wish(model, batches=(1, 8), threads=(1, 2), rounds=2))
+    done = bench(BenchSettings(model, batches=(1, 8), threads=(1, 2), rounds=2))
     assert len(done.rows) == 2 * 2 * (3 + 4)
     assert done.size == (6, 6)
     row = row_of(done, "anyprec", "2", batch=8, threads=2)
@@ -147,12 +148,12 @@ def test_rows(model, fakes):
 
 
 def test_each_width_loads_only_its_planes(model, fakes):
-    bench(Wish(model, profiles=("1", "8", "fast"), rivals=(), rounds=1))
+    bench(BenchSettings(model, profiles=("1", "8", "fast"), rivals=(), rounds=1))
     assert [(o["bits"], o["max_bits"]) for o, _ in fakes.orders] == [(1, 1), (8, 8), ("fast", 2)]
 
 
 def test_held_to_an_instruction_set(model, fakes):
-    done = bench(Wish(model, profiles=("8",), rounds=1, isa="avx2", threads=(2,)))
+    done = bench(BenchSettings(model, profiles=("8",), rounds=1, isa="avx2", threads=(2,)))
     switches = {order["engine"]: environment for order, environment in fakes.orders}
     assert switches["anyprec"] == {"OMP_NUM_THREADS": "2", "ANYPREC_ISA": "avx2"}
     assert switches["openvino"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
@@ -163,14 +164,14 @@ def test_held_to_an_instruction_set(model, fakes):
 
 def test_a_rival_that_fails_is_noted_and_the_race_goes_on(model, fakes):
     fakes.broken.add("openvino int8")
-    done = bench(Wish(model, rounds=1))
-    assert done.failures == [Failure("openvino", "int8", 1, 1, "out of luck")]
+    done = bench(BenchSettings(model, rounds=1))
+    assert done.failures == [RivalFailure("openvino", "int8", 1, 1, "out of luck")]
     assert row_of(done, "openvino", "fp32").p50_ms == 30
     assert done.best_int8(1, 1) == "ONNX Runtime int8, best int8 of those that ran; OpenVINO int8 out of luck"
 
 
 def test_without_rivals_there_is_no_ratio(model, fakes):
-    done = bench(Wish(model, rivals=(), rounds=1))
+    done = bench(BenchSettings(model, rivals=(), rounds=1))
     assert {row.speedup for row in done.rows} == {None}
     assert done.notes == []
 
@@ -178,24 +179,24 @@ def test_without_rivals_there_is_no_ratio(model, fakes):
 def test_processes_end_when_ours_fails(model, fakes):
     fakes.broken.add("anyprec 8")
     with pytest.raises(ContestantFailed, match="anyprec 8 bit out of luck"):
-        bench(Wish(model, rounds=1))
+        bench(BenchSettings(model, rounds=1))
     assert fakes.log == ["anyprec 1 closed", "anyprec 2 closed"]
 
 
 def test_wishes_that_do_not_fit(model, fakes, tmp_path):
     with pytest.raises(UnsupportedBits, match="has no profile '4'; choose from 1, 2, 8, fast"):
-        bench(Wish(model, profiles=("4",)))
+        bench(BenchSettings(model, profiles=("4",)))
     with pytest.raises(AnyprecError, match=r"--size 9 does not fit .* which takes images of 6 x 6"):
-        bench(Wish(model, size=9))
+        bench(BenchSettings(model, size=9))
     with pytest.raises(AnyprecError, match="no such file"):
-        bench(Wish(model, onnx="missing.onnx"))
+        bench(BenchSettings(model, onnx="missing.onnx"))
     free = str(tmp_path / "free.apm")
     write(replace(tiny_graph(), input_shape=(None, None, 4)), free)
     with pytest.raises(AnyprecError, match="images of any size; say which with --size"):
-        bench(Wish(free))
-    assert bench(Wish(free, size=9, rounds=1)).size == (9, 9)
+        bench(BenchSettings(free))
+    assert bench(BenchSettings(free, size=9, rounds=1)).size == (9, 9)
     write(replace(tiny_graph(), input_shape=(None, None, 4), image_size=(7, 8)), free)
-    assert bench(Wish(free, rounds=1)).size == (7, 8)
+    assert bench(BenchSettings(free, rounds=1)).size == (7, 8)
 
 
 # --- The command ---
@@ -225,10 +226,8 @@ def test_rival_names():
         (["--isa", "sse"], "invalid choice"),
     ],
 )
-def test_mistakes_are_one_line(model, capsys, options, message):
-    assert main(["bench", model, *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+def test_mistakes_are_one_line(model, one_line_error, options, message):
+    assert message in one_line_error("bench", model, *options)
 
 
 def test_no_such_file(capsys):
@@ -272,7 +271,7 @@ def some_bench(accuracy):
         for name, ms in (("1", 3.0), ("8", 9.0), ("32", 30.0), ("fast", 4.0))
     ]
     rows += [RaceRow("openvino", v, 1, 1, ms, ms, ms, 1, 1.0, 10, 10, 10) for v, ms in (("int8", 10.0), ("fp32", 28.0))]
-    return Bench("net", (224, 224), {"isa": "avx2"}, rows)
+    return BenchResult("net", (224, 224), {"isa": "avx2"}, rows)
 
 
 @pytest.mark.parametrize("accuracy", [None, 60.0])
@@ -322,7 +321,7 @@ SCRIPT = """
 import sys, numpy as np
 from anyprec.bench import rivals
 rival, variant, folder, target = sys.argv[1:]
-np.save(target, rivals.open_rival(rival, variant, folder, rivals.made_images(2, 4, (6, 6)), 1)())
+np.save(target, rivals.open_rival(rival, variant, folder, rivals.random_images(2, 4, (6, 6)), 1)())
 """
 
 
@@ -336,7 +335,7 @@ def test_rivals_compute_the_twin(model, tmp_path, rival):
         pytest.skip(f"{rivals.missing(rival)} not installed")
     folder, output = str(tmp_path / "files"), tmp_path / "output.npy"
     prepare_rivals(model, folder, (6, 6), [rival], None)
-    x = rivals.made_images(2, 4, (6, 6))
+    x = rivals.random_images(2, 4, (6, 6))
     wanted = run_graph(tiny_graph(), x.transpose(0, 2, 3, 1).copy(), "8")["c"].transpose(0, 3, 1, 2)
     for variant in rivals.VARIANTS[rival]:
         if not rivals.model_file(folder, rival, variant).exists():
@@ -367,85 +366,11 @@ def test_files_of_the_rivals_are_kept(model, tmp_path):
 
 # --- Rivals that crash, hang or talk nonsense: real processes, with modules of our own in the rivals' place ---
 
-FAKE_ONNX = """
-from types import SimpleNamespace as N
-def save(model, path): open(path, "wb").write(b"twin")
-def load(path):
-    dims = [N(dim_value=n, dim_param="") for n in (1, 4, 6, 6)]
-    return N(graph=N(input=[N(name="input", type=N(tensor_type=N(shape=N(dim=dims, ClearField=None))))]))
-"""
-# "onnxruntime" is well; "openvino" does what FATE says, where FATE says.
-FAKE_ORT = """
-class SessionOptions:
-    add_free_dimension_override_by_name = add_session_config_entry = lambda *args: None
-class InferenceSession:
-    def __init__(self, *args, **options): pass
-    def run(self, names, inputs): return [0]
-"""
-FAKE_QUANTIZATION = """
-from types import SimpleNamespace as N
-CalibrationDataReader = object
-QuantFormat, QuantType = N(QDQ=0), N(QUInt8=0, QInt8=0)
-def quantize_static(source, target, reader, **options): open(target, "wb").write(b"int8")
-"""
-FAKE_OPENVINO = """
-import os, signal, sys, time
-from pathlib import Path
-PreviousRuns = []
-def fate(where):
-    kind, place = os.environ["FATE"].split("@")
-    if place != where: return
-    if kind.startswith("SIG"):
-        print("the last words of", where, file=sys.stderr, flush=True)
-        os.kill(os.getpid(), getattr(signal, kind))
-    if kind == "hang": time.sleep(600)
-    if kind == "exit": os._exit(3)
-    if kind == "garbage":
-        for fd in map(int, os.listdir("/proc/self/fd")):  # the answers' pipe is among them
-            try: os.write(fd, b"\\xff no JSON\\n") if fd > 2 else None
-            except OSError: pass
-        time.sleep(600)
-    raise RuntimeError("could not create a primitive\\nin detail")
-class Tensor:
-    def __init__(self, x): self.data = 0
-class Model:
-    def reshape(self, shape): pass
-    def __init__(self, path): self.int8 = "int8" in path
-class Request:
-    def __init__(self, model): self.model, self.runs = model, 0
-    def set_input_tensor(self, tensor): pass
-    def infer(self):
-        self.runs += 1
-        if self.model.int8 and self.runs > 6: fate("race")
-    def get_output_tensor(self, i): return Tensor(0)
-class Compiled:
-    def __init__(self, model): self.model = model
-    def create_infer_request(self): return Request(self.model)
-class Core:
-    def read_model(self, path): return Model(path)
-    def compile_model(self, model, *args):
-        if model.int8: fate("start")
-        return Compiled(model)
-def save_model(model, path):
-    fate("file")
-    Path(path).write_text("x"); Path(path).with_suffix(".bin").write_text("x")
-"""
-FAKE_NNCF = """
-from types import SimpleNamespace as N
-Dataset, QuantizationPreset = (lambda images: None), N(MIXED=0)
-def quantize(model, *args, **options): return model
-"""
-
 
 @pytest.fixture
 def fake_rivals(tmp_path, monkeypatch):
     """Packages onnx, onnxruntime, openvino and nncf that do nothing; FATE=kind@place breaks OpenVINO's int8."""
-    place = tmp_path / "packages"
-    (place / "onnxruntime").mkdir(parents=True)
-    (place / "onnxruntime" / "__init__.py").write_text(FAKE_ORT)
-    (place / "onnxruntime" / "quantization.py").write_text(FAKE_QUANTIZATION)
-    for name, text in (("onnx", FAKE_ONNX), ("openvino", FAKE_OPENVINO), ("nncf", FAKE_NNCF)):
-        (place / f"{name}.py").write_text(text)
+    place = write_packages(tmp_path / "packages", input_shape=(1, 4, 6, 6))
     monkeypatch.setenv("PYTHONPATH", str(place))
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setattr(rivals, "has", lambda package: package != "torch")
@@ -481,8 +406,10 @@ def test_a_rival_that_dies_is_named_with_what_it_died_of(model, fake_rivals, mon
         return start(order, environment, timeout_s)
 
     monkeypatch.setattr(Contestant, "start", start_impatiently)
-    done = bench(Wish(model, profiles=("8",), rivals=("onnxruntime", "openvino"), rounds=8, folder=fake_rivals))
-    assert done.failures == [Failure("openvino", "int8", 1, 1, reason, signal)]
+    done = bench(
+        BenchSettings(model, profiles=("8",), rivals=("onnxruntime", "openvino"), rounds=8, folder=fake_rivals)
+    )
+    assert done.failures == [RivalFailure("openvino", "int8", 1, 1, reason, signal)]
     assert {row.title for row in done.rows} == {
         "anyprec 8 bit", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO fp32"
     }  # fmt: skip
@@ -507,12 +434,18 @@ def test_a_rival_that_dies_is_named_with_what_it_died_of(model, fake_rivals, mon
 
 def test_a_rival_that_is_not_installed_qualifies_the_best_int8(model, fakes, monkeypatch):
     monkeypatch.setattr(rivals, "missing", lambda name: ["openvino"] if name == "openvino" else [])
-    done = bench(Wish(model, rounds=1, rivals=("onnxruntime", "openvino")))
+    done = bench(BenchSettings(model, rounds=1, rivals=("onnxruntime", "openvino")))
     assert done.best_int8(1, 1) == "ONNX Runtime int8, best int8 of those that ran; OpenVINO is not installed"
 
 
 def test_no_int8_at_all_is_said(model, fakes):
     fakes.broken |= {"openvino int8", "onnxruntime int8"}
-    done = bench(Wish(model, rounds=1, rivals=("onnxruntime", "openvino")))
+    done = bench(BenchSettings(model, rounds=1, rivals=("onnxruntime", "openvino")))
     assert {row.speedup for row in done.rows} == {None}
     assert done.best_int8(1, 1) == "none; ONNX Runtime int8 out of luck; OpenVINO int8 out of luck"
+
+
+def test_files_that_take_no_images(capsys):
+    path = Path(__file__).parents[1] / "format" / "corpus" / "opens-format-3.apm"
+    assert main(["bench", str(path), "--rivals", "none"]) == 2
+    assert "takes no images" in capsys.readouterr().err

@@ -30,12 +30,14 @@ RIGHT = {
     "evaluate": ["missing.pt"],
     "calibrate": ["missing.pt"],
     "attack": ["missing.pt"],
+    "quantize": ["resnet18", "--images", "missing", "--out", "x.apm"],
     "ptq": ["missing.pt"],
     "import": ["missing.pt", "--out", "x.pt"],
     "pack": ["missing.pt", "--out", "x.apm"],
     "models": ["nosuch"],
     "inspect": ["net.apm"],
     "run": ["net.apm", "x.npy"],
+    "export": ["missing.apm", "--out", "x.onnx"],
     "bench": ["missing.apm"],
     "serve": ["missing.apm", "--port", "0"],
     "loadtest": ["http://127.0.0.1:9", "--seconds", "0.1"],
@@ -89,7 +91,7 @@ def told(argv, capsys):
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
 def test_every_option_with_bad_values(verb, place, capsys):
-    if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "import", "pack", "reproduce"):
+    if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "quantize", "import", "pack", "reproduce"):
         pytest.importorskip("torch")
     parser = argparse.ArgumentParser()
     importlib.import_module(cli.VERBS[verb][0]).add_arguments(parser)
@@ -101,7 +103,7 @@ def test_every_option_with_bad_values(verb, place, capsys):
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if RIGHT[verb]])
 def test_every_first_argument_with_bad_values(verb, place, capsys):
-    if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "import", "pack", "reproduce"):
+    if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "quantize", "import", "pack", "reproduce"):
         pytest.importorskip("torch")
     for value in BAD:
         if not value.startswith("-"):
@@ -268,7 +270,7 @@ def test_without_torch(place):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for verb, (code, error) in json.loads(done.stdout).items():
-        if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "import", "pack", "reproduce"):
+        if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "quantize", "import", "pack", "reproduce"):
             assert error == f"anyprec: error: anyprec {verb} needs PyTorch: pip install 'anyprec[train]'\n"
             assert code == 2
         else:

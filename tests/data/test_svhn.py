@@ -34,7 +34,7 @@ def test_train_and_extra_are_one_set_and_ten_is_zero(tmp_path: Path) -> None:
 
 def test_without_extra_it_warns_and_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "train_32x32.mat", images(2, 0), [1, 2])
-    with pytest.warns(UserWarning, match=r"no extra_32x32\.mat: training on the 73,257 images .* alone"):
+    with pytest.warns(UserWarning, match=r"no extra_32x32\.mat: training only on the 73,257 images"):
         assert len(load_data("svhn", "train", tmp_path)) == 2
 
 

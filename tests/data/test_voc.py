@@ -81,7 +81,7 @@ def test_testing_is_vocs_val(tmp_path: Path) -> None:
 
 def test_without_sbd_it_warns(tmp_path: Path) -> None:
     make_voc(tmp_path)
-    with pytest.warns(UserWarning, match="training on the 2 images of VOC's train alone, where the paper takes 10,582"):
+    with pytest.warns(UserWarning, match="training only on the 2 images of VOC's train, where the paper takes 10,582"):
         assert len(load_data("voc", "train", tmp_path)) == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from anyprec.cli import main
 from anyprec.errors import LoadTestError
-from anyprec.loadtest.target import find, fit, noise
+from anyprec.loadtest.target import find, fit_images, noise
 
 
 def test_the_whole_story(server, answer, tmp_path, capsys):
@@ -108,10 +108,8 @@ def test_nothing_but_rejections_is_a_failure(server, answer, capsys):
         (["--dataset", "digits"], "takes [3, 4, 4]"),
     ],
 )
-def test_mistakes(server, capsys, options, text):
-    assert main(["loadtest", server.url, *options]) == 2
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1
+def test_mistakes(server, one_line_error, options, text):
+    assert text in one_line_error("loadtest", server.url, *options)
 
 
 def test_a_server_that_is_not_there(capsys):
@@ -153,9 +151,9 @@ def test_odd_metadata(server):
 def test_images_that_do_not_fit(server):
     target = find(server.url, "net")
     with pytest.raises(LoadTestError, match="images are float64"):
-        fit(np.zeros((1, 3, 4, 4)), target)
+        fit_images(np.zeros((1, 3, 4, 4)), target)
     with pytest.raises(LoadTestError, match=r"takes \[3, 4, 4\]"):
-        fit(np.zeros((1, 3, 5, 5), np.uint8), target)
+        fit_images(np.zeros((1, 3, 5, 5), np.uint8), target)
     assert noise(target, 3).shape == (3, 3, 4, 4)
     server.about["inputs"] = [{"name": "input", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
     with pytest.raises(LoadTestError, match="--images"):

@@ -10,8 +10,8 @@ from anyprec.errors import LoadTestError
 from anyprec.loadtest.client import NOT_ALLOWED, LoadPlan, Sender, send
 from anyprec.loadtest.outcome import BROKEN, UNANSWERED
 from anyprec.loadtest.processes import send_from_processes
-from anyprec.loadtest.report import judge, summarize
-from anyprec.loadtest.target import find, fit, messages
+from anyprec.loadtest.report import correct_answers, summarize
+from anyprec.loadtest.target import find, fit_images, messages
 
 FP32 = np.dtype(np.float32)
 
@@ -32,8 +32,8 @@ def test_every_request_is_answered_and_belongs_to_its_image(server):
     outcome = send(plan_for(server, keep_outputs=True), times)
     assert (outcome.status == 200).all()
     assert outcome.image.tolist() == [i % 20 for i in range(60)]
-    assert judge(outcome, np.arange(20) % 10, FP32).all()
-    assert not judge(outcome, (np.arange(20) + 1) % 10, FP32).any()
+    assert correct_answers(outcome, np.arange(20) % 10, FP32).all()
+    assert not correct_answers(outcome, (np.arange(20) + 1) % 10, FP32).any()
     assert set(outcome.profile) == {"8"}
     assert np.allclose(outcome.queue_s, 0.0015) and np.allclose(outcome.run_s, 0.0025) and (outcome.batch == 3).all()
     assert (outcome.sent >= outcome.planned).all() and (outcome.done > outcome.sent).all()
@@ -43,7 +43,7 @@ def test_every_request_is_answered_and_belongs_to_its_image(server):
 def test_what_goes_over_the_wire(server):
     target = find(server.url, "net")
     x = np.arange(2 * 48, dtype=np.uint8).reshape(2, 4, 4, 3)  # NHWC, the model takes NCHW
-    sent = fit(x, target)
+    sent = fit_images(x, target)
     texts = messages(target, sent, deadline_ms=12.5, bits=4, min_bits=2, headers={"Authorization": "Bearer x"})
     send(LoadPlan(target.host, target.port, texts), np.zeros(2))
     first = server.got[0]
@@ -130,7 +130,7 @@ def test_answers_in_pieces(server, answer, fields):
     server.script = lambda i: answer(bits=4, **fields)
     outcome = send(plan_for(server, keep_outputs=True), np.zeros(20))
     assert (outcome.status == 200).all() and set(outcome.profile) == {"4"}
-    assert judge(outcome, np.arange(20) % 10, FP32).all()
+    assert correct_answers(outcome, np.arange(20) % 10, FP32).all()
 
 
 def test_a_server_that_closes_after_each_answer(server, answer):
@@ -208,7 +208,7 @@ def test_several_processes_send_the_same_load(server):
     assert outcome.planned.tolist() == times.tolist()
     assert (outcome.status == 200).all()
     assert outcome.image.tolist() == [i % 20 for i in range(61)]
-    assert judge(outcome, np.arange(20) % 10, FP32).all()
+    assert correct_answers(outcome, np.arange(20) % 10, FP32).all()
     assert len(server.bodies) == 61
 
 

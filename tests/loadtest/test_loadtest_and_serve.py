@@ -13,7 +13,7 @@ from anyprec.cli import main
 from anyprec.loadtest.arrivals import gamma
 from anyprec.loadtest.client import LoadPlan, send
 from anyprec.loadtest.report import summarize
-from anyprec.loadtest.target import find, fit, messages, noise
+from anyprec.loadtest.target import find, fit_images, messages, noise
 from anyprec.run.model import load
 from anyprec.serve.models import Settings
 
@@ -31,7 +31,7 @@ def real(path):
 
 def plan_for(running, count=16, **asked):
     target = find(f"http://127.0.0.1:{running.port}")
-    images = fit(noise(target, count), target)
+    images = fit_images(noise(target, count), target)
     return LoadPlan(target.host, target.port, messages(target, images, **asked), keep_outputs=True), images, target
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anyprec.loadtest.outcome import BROKEN, LoadOutcome, merge, one_after_another
-from anyprec.loadtest.report import judge, summarize, table, timeline, write
+from anyprec.loadtest.report import correct_answers, summarize, table, timeline, write
 
 NAN = float("nan")
 
@@ -35,7 +35,7 @@ def outcome():
 
 def test_worked_numbers_with_labels():
     found = outcome()
-    right = judge(found, np.array([1, 0, 0]), np.dtype(np.float32))
+    right = correct_answers(found, np.array([1, 0, 0]), np.dtype(np.float32))
     assert right.tolist() == [True, False, True, False, False, False]
     s = summarize(found, 0.05, 6.0, right=right)
     assert s.attainment == pytest.approx(2 / 6)
@@ -83,7 +83,7 @@ def test_nothing_answered():
     found = outcome()
     found.status[:] = BROKEN
     found.outputs.clear()
-    s = summarize(found, 0.05, 6.0, right=judge(found, np.zeros(3, np.int64), np.dtype(np.float32)))
+    s = summarize(found, 0.05, 6.0, right=correct_answers(found, np.zeros(3, np.int64), np.dtype(np.float32)))
     assert s.attainment == 0 and s.accuracy is None and s.latency_ms["p50"] is None
     assert "0.000 %" in table(s) and "latency" not in table(s) and "bits" not in table(s)
     assert timeline(found, 0.05, 6.0)[0]["p50_ms"] is None
@@ -107,13 +107,13 @@ def test_slices_follow_each_other():
     whole = one_after_another([(6.0, outcome()), (6.0, outcome())])
     assert whole.planned.tolist() == list(range(12))
     assert np.allclose(whole.latency[:3], whole.latency[6:9])
-    s = summarize(whole, 0.05, 12.0, right=judge(whole, np.array([1, 0, 0]), np.dtype(np.float32)))
+    s = summarize(whole, 0.05, 12.0, right=correct_answers(whole, np.array([1, 0, 0]), np.dtype(np.float32)))
     assert s.requests == 12 and s.accuracy == pytest.approx(100 * 2 / 3)
 
 
 def test_files(tmp_path):
     found = outcome()
-    right = judge(found, np.array([1, 0, 0]), np.dtype(np.float32))
+    right = correct_answers(found, np.array([1, 0, 0]), np.dtype(np.float32))
     s = summarize(found, 0.05, 6.0, right=right)
     rows = timeline(found, 0.05, 6.0, window_s=2.0, right=right)
     write(tmp_path / "out", s, rows, found, right, {"model": "net"})

@@ -1,22 +1,21 @@
 """A model file that is rewritten in place while it is served or loaded."""
 
-import json
 import os
 
 import numpy as np
 import pytest
-from blackbox import ask, python, save_mask, serve
+from blackbox import python
+from bombs import save_mask
+from serving import infer, process
 
 pytestmark = pytest.mark.slow
 
 X = np.random.default_rng(0).integers(0, 256, (1, 3, 16, 16), np.uint8)
 
 
-def infer(port, bits):
-    tensor = {"name": "input", "shape": list(X.shape), "datatype": "UINT8", "data": X.ravel().tolist()}
-    body = json.dumps({"inputs": [tensor], "parameters": {"bits": bits}}).encode()
-    status, answer = ask(port, "POST", "/v2/models/mask/infer", body)
-    return status, json.loads(answer).get("outputs")
+def outputs(port, bits):
+    reply = infer(port, X, "mask", bits=bits)
+    return reply.status, reply.json.get("outputs")
 
 
 def spoil(path, how):
@@ -31,11 +30,11 @@ def spoil(path, how):
 def test_the_server_goes_on_with_the_old_model(tmp_path, how):
     """It ended by SIGBUS, or its answers changed without an error."""
     path = save_mask(tmp_path / "mask.apm", depth=2)
-    with serve(path, "--slo", "5s", "--memory-budget", "1") as (child, port):
-        right = {bits: infer(port, bits) for bits in (8, 2)}
+    with process(path, "--slo", "5s", "--memory-budget", "1") as (child, port):
+        right = {bits: outputs(port, bits) for bits in (8, 2)}
         spoil(path, how)
         try:
-            found = {bits: infer(port, bits) for bits in (8, 2)}
+            found = {bits: outputs(port, bits) for bits in (8, 2)}
         except OSError:
             raise AssertionError(f"the server ended with code {child.wait(10)}") from None
     assert found == right

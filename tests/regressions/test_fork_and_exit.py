@@ -1,13 +1,11 @@
 """Fork while another thread runs the model, and exit with a daemon thread inside a call."""
 
-from blackbox import python, save_mask
+from blackbox import python
+from bombs import save_mask
 
 START = """
 import os, signal, sys, threading, time
 import numpy as np, anyprec
-import pytest
-
-pytestmark = pytest.mark.slow
 model = anyprec.load(sys.argv[1], threads=2, memory_budget=1)  # every change of width builds panels, under a lock
 x = np.zeros((2, 3, 24, 24), np.uint8)
 want = {bits: model(x, bits) for bits in (2, 8)}

@@ -1,13 +1,14 @@
 """One line where there was a traceback, a unit for times, NaN in an image."""
 
-import json
 import os
 import resource
 import subprocess
 
 import numpy as np
 import pytest
-from blackbox import anyprec, ask, python, said_in_one_line, save_classifier, save_mask, serve
+from blackbox import anyprec, python, said_in_one_line
+from bombs import save_mask
+from serving import infer_binary, process, save
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +25,8 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def read_only(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,ro", "none", place], capture_output=True).returncode:
-        pytest.skip("no permission to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+def read_only(mount_disk):
+    return mount_disk("size=1m,ro")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def test_a_read_only_file_system(run, read_only, verb):
 
 def test_a_path_that_is_not_utf8(tmp_path):
     """A traceback of the binding."""
-    path = save_classifier(tmp_path / "net.apm")
+    path = save(tmp_path / "net.apm")
     odd = tmp_path / os.fsdecode(b"\xff\xfe.apm")
     os.rename(path, odd)
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
@@ -89,7 +85,7 @@ def test_a_size_beyond_reason_is_refused_at_once(tmp_path):
 def test_a_time_needs_a_unit(tmp_path):
     """`serve --slo 50` was taken for 50 seconds: a server that keeps every target."""
     try:
-        done = anyprec("serve", save_classifier(tmp_path / "net.apm"), "--port", "0", "--slo", "50", timeout=15)
+        done = anyprec("serve", save(tmp_path / "net.apm"), "--port", "0", "--slo", "50", timeout=15)
     except subprocess.TimeoutExpired:
         raise AssertionError("it serves, with a target of 50 s") from None
     said_in_one_line(done, "--slo", "unit")
@@ -98,16 +94,13 @@ def test_a_time_needs_a_unit(tmp_path):
 def test_nan_in_a_request_is_refused(tmp_path):
     """An image with NaN got an answer like any other."""
     x = np.full((1, 3, 8, 8), np.nan, np.float32)
-    tensor = {"name": "input", "shape": list(x.shape), "datatype": "FP32"}
-    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": x.nbytes}}]}).encode()
-    with serve(save_classifier(tmp_path / "net.apm"), "--slo", "5s") as (_, port):
-        status, body = ask(port, "POST", "/v2/models/net/infer", head + x.tobytes(),
-                           inference_header_content_length=str(len(head)))  # fmt: skip
-    assert status == 400 and b"NaN" in body, (status, body[:200])
+    with process(save(tmp_path / "net.apm"), "--slo", "5s") as (_, port):
+        reply = infer_binary(port, x)
+    assert reply.status == 400 and b"NaN" in reply.body, (reply.status, reply.body[:200])
 
 
 def test_nan_in_a_file_is_refused_or_said(tmp_path):
     """`anyprec run` answered it, without a word."""
     np.save(tmp_path / "x.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
-    done = anyprec("run", save_classifier(tmp_path / "net.apm"), tmp_path / "x.npy", "--bits", "8")
+    done = anyprec("run", save(tmp_path / "net.apm"), tmp_path / "x.npy", "--bits", "8")
     assert "nan" in done.stderr.lower(), done.stdout + done.stderr

@@ -1,13 +1,15 @@
 """Names of models without a key, runs nobody waits for, working memory after a huge image."""
 
-import json
 import os
 import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from blackbox import ask, python, save_classifier, save_mask, serve
+from blackbox import python
+from bombs import save_mask
+from serving import ask, binary_request, process, save
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +19,8 @@ KEYS = {"ANYPREC_API_KEYS": "a-long-enough-api-key", "ANYPREC_CONTROL_KEYS": "an
 @pytest.mark.parametrize("path", ["/openapi.json", "/v2/models/other/ready"])
 def test_no_name_of_a_model_without_a_key(tmp_path, path):
     """The description of the server, and its 404, told the names of all models to anyone."""
-    with serve(f"hush-4711={save_classifier(tmp_path / 'net.apm')}", env=KEYS) as (_, port):
-        _, body = ask(port, "GET", path)
-    assert b"hush-4711" not in body
+    with process(f"hush-4711={save(tmp_path / 'net.apm')}", env=KEYS) as (_, port):
+        assert b"hush-4711" not in ask(port, "GET", path).body
 
 
 def cpu_s(pid):
@@ -30,19 +31,14 @@ def cpu_s(pid):
 
 def test_a_run_whose_client_is_gone_stops(tmp_path):
     """It ran to its end, for nobody."""
-    side = 1000
-    head = {"inputs": [{"name": "input", "shape": [1, 3, side, side], "datatype": "UINT8",
-                        "parameters": {"binary_data_size": 3 * side * side}}],
-            "parameters": {"bits": 8, "deadline_ms": 60_000, "binary_data_output": True}}  # fmt: skip
-    head = json.dumps(head).encode()
-    request = (
-        b"POST /v2/models/mask/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\ninference-header-content-length: %d"
-        b"\r\n\r\n" % (len(head) + 3 * side * side, len(head))
-    ) + head
-    with serve(save_mask(tmp_path / "mask.apm", depth=40), "--max-held", "2GiB") as (child, port):
+    x = np.zeros((1, 3, 1000, 1000), np.uint8)
+    body, length = binary_request(x, bits=8, deadline_ms=60_000, binary_data_output=True)
+    head = b"POST /v2/models/mask/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
+    head += b"inference-header-content-length: %d\r\n\r\n" % length
+    with process(save_mask(tmp_path / "mask.apm", depth=40), "--max-held", "2GiB") as (child, port):
         before = cpu_s(child.pid)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-            client.sendall(request + bytes(3 * side * side))
+            client.sendall(head + body)
             while cpu_s(child.pid) < before + 0.3:
                 time.sleep(0.02)
         time.sleep(1)  # a step may come to its end

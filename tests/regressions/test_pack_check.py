@@ -31,17 +31,22 @@ def test_a_file_that_disagrees_is_not_left(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def check_packed_answers(model, path):
+    """The file at `path` answers as the module does, at 8 bit."""
+    anyprec.set_bits(model, 8)
+    with torch.no_grad():
+        wanted = model(X).numpy()
+    anyprec.pack(model, path, example=X)
+    gap = np.abs(anyprec.load(path)(X.numpy(), bits=8) - wanted)
+    assert np.median(gap) < 1e-4 * wanted.std()
+
+
 def test_a_forward_of_its_own_is_packed(tmp_path):
     """A layer whose forward does more than its type says was packed by its type: the file answered something else."""
     model = model_with(nn.Identity())
     forward = model[2].forward
     model[2].forward = lambda x: forward(x) * 1.5 + 0.1
-    anyprec.set_bits(model, 8)
-    with torch.no_grad():
-        wanted = model(X).numpy()
-    anyprec.pack(model, tmp_path / "net.apm", example=X)
-    gap = np.abs(anyprec.load(tmp_path / "net.apm")(X.numpy(), bits=8) - wanted)
-    assert np.median(gap) < 1e-4 * wanted.std()
+    check_packed_answers(model, tmp_path / "net.apm")
 
 
 class NormAct(nn.BatchNorm2d):
@@ -54,12 +59,7 @@ def test_a_norm_with_a_forward_of_its_own_is_packed(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3), NormAct(6), nn.Conv2d(6, 4, 1))
     model = anyprec.convert(net.eval(), widths=(2, 8), example=X)
-    anyprec.set_bits(model, 8)
-    with torch.no_grad():
-        wanted = model(X).numpy()
-    anyprec.pack(model, tmp_path / "net.apm", example=X)
-    gap = np.abs(anyprec.load(tmp_path / "net.apm")(X.numpy(), bits=8) - wanted)
-    assert np.median(gap) < 1e-4 * wanted.std()
+    check_packed_answers(model, tmp_path / "net.apm")
 
 
 def test_the_report_says_the_largest_difference(tmp_path):

@@ -8,7 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from blackbox import ask, save_mask, serve
+from bombs import save_mask
+from serving import ask, infer_binary, process
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("node") is None, reason="the page's script needs Node")]
 
@@ -66,36 +67,30 @@ def seen(tmp_path_factory):
 
     def load(port, deadline_ms):
         """With their own long deadline requests are answered, late by the target; without, they are refused."""
-        tensor = {"name": "input", "shape": [1, 3, side, side], "datatype": "UINT8"}
-        tensor["parameters"] = {"binary_data_size": 3 * side * side}
-        head = {"inputs": [tensor], "parameters": {"binary_data_output": True, **deadline_ms}}
-        head = json.dumps(head).encode()
         while not stop.is_set():
-            ask(port, "POST", "/v2/models/mask/infer", head + np.zeros((3, side, side), np.uint8).tobytes(),
-                inference_header_content_length=str(len(head)))  # fmt: skip
+            infer_binary(port, np.zeros((1, 3, side, side), np.uint8), "mask", binary_data_output=True, **deadline_ms)
 
     model = save_mask(folder / "mask.apm", depth=24)
-    with serve(model, "--slo", "20ms", "--bits", "8", "--max-batch", "1") as (_, port):
+    with process(model, "--slo", "20ms", "--bits", "8", "--max-batch", "1") as (_, port):
         kinds = [{"deadline_ms": 60_000}] * 4 + [{}] * 2
         threads = [threading.Thread(target=load, args=(port, kind)) for kind in kinds]
         for thread in threads:
             thread.start()
         try:
-            _, page = ask(port, "GET", "/")
-            script = re.search(r'src="([^"]+\.js)"', page.decode())[1]
-            _, script = ask(port, "GET", "/" + script.lstrip("/"))
-            (folder / "page.cjs").write_text(DOCUMENT + script.decode())
+            page = ask(port, "GET", "/").body.decode()
+            script = re.search(r'src="([^"]+\.js)"', page)[1]
+            (folder / "page.cjs").write_text(DOCUMENT + ask(port, "GET", "/" + script.lstrip("/")).body.decode())
             threading.Event().wait(5)
             done = subprocess.run(
                 ["node", folder / "page.cjs", f"http://127.0.0.1:{port}"], capture_output=True, text=True, timeout=30
             )
-            _, live = ask(port, "GET", "/v2/models/mask/live?seconds=8")
+            live = ask(port, "GET", "/v2/models/mask/live?seconds=8").json
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), max(second["p99_ms"] or 0 for second in json.loads(live)["seconds"])
+    return json.loads(done.stdout), max(second["p99_ms"] or 0 for second in live["seconds"])
 
 
 def test_the_latency_axis_reaches_what_happened(seen):

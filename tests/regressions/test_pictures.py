@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from blackbox import anyprec, ask, serve
+from blackbox import anyprec
 from PIL import Image
+from serving import ask, process
 
 from anyprec.data import load_data
 
@@ -82,11 +83,11 @@ def test_classify_is_as_right_as_evaluate(digits):
     """/classify gave wrong answers with a probability near 1."""
     file, accuracy, pictures, labels = digits
     found = []
-    with serve(file, "--slo", "5s") as (_, port):
+    with process(file, "--slo", "5s") as (_, port):
         for path in sorted(pictures.iterdir()):
-            status, body = ask(port, "POST", "/v2/models/net/classify?bits=8&top=1", path.read_bytes())
-            assert status == 200
-            found.append(json.loads(body)["results"][0]["labels"][0]["label"])
+            reply = ask(port, "POST", "/v2/models/net/classify?bits=8&top=1", path.read_bytes())
+            assert reply.status == 200
+            found.append(reply.json["results"][0]["labels"][0]["label"])
     right = 100 * np.mean([a == b for a, b in zip(found, labels, strict=True)])
     assert right > accuracy - 10, f"evaluate {accuracy:.0f} %, /classify {right:.0f} %"
 

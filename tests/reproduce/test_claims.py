@@ -34,13 +34,13 @@ def test_the_papers_own_numbers_under_our_claims():
     found = {widths: dict(zip(range(1, 9), row, strict=True)) for widths, row in paper.TABLE4.items()}
     assert [claim.holds for claim in table4.claims(found)] == [True, True, True]
     modes = {m: dict(zip(DEFAULT_WIDTHS, r, strict=True)) for m, r in paper.TABLE5["CIFAR-10 ResNet-20"].items()}
-    assert table5.helps("", "recursive", modes).holds
+    assert table5.distillation_claim("", "recursive", modes).holds
     for name, row in paper.TABLE3.items():
         numbers = dict(zip(DEFAULT_WIDTHS, row, strict=True))
         if name == "any-precision":
-            assert table3.stands(numbers, 0.1).holds and not table3.collapses(name, numbers, 0.1).holds
+            assert table3.no_collapse_claim(numbers, 0.1).holds and not table3.collapses(name, numbers, 0.1).holds
         else:
-            assert table3.collapses(name, numbers, 0.1).holds and not table3.stands(numbers, 0.1).holds
+            assert table3.collapses(name, numbers, 0.1).holds and not table3.no_collapse_claim(numbers, 0.1).holds
     square = {a: {b: paper.UCA[min(a, b)][max(a, b)] for b in DEFAULT_WIDTHS} for a in DEFAULT_WIDTHS}
     in_range, neighbors = uca.claims(square)
     assert in_range.holds and neighbors.holds
@@ -66,7 +66,7 @@ def test_worse_numbers_fail_the_other_claims():
     found[1, 2, 4, 8][1] = 10.0
     assert [claim.holds for claim in table4.claims(found)] == [False, False, False]
     modes = {"hard": OF, "recursive": {**shifted(1), 2: OF[2]}}
-    assert not table5.helps("", "recursive", modes).holds
+    assert not table5.distillation_claim("", "recursive", modes).holds
 
 
 def test_sizes_by_the_papers_accounting():
@@ -76,17 +76,17 @@ def test_sizes_by_the_papers_accounting():
     assert ours[-1] == pytest.approx(paper.TABLE2["any-precision"][-1], abs=0.2)
     assert table2.same_accounting(dedicated, ours).holds
     assert not table2.same_accounting({k: v + 1 for k, v in dedicated.items()}, ours).holds
-    assert table2.halved("", 49.0, 100.0).holds and not table2.halved("", 51.0, 100.0).holds
+    assert table2.half_size_claim("", 49.0, 100.0).holds and not table2.half_size_claim("", 51.0, 100.0).holds
 
 
 def test_distances_of_distributions():
     random = np.random.default_rng(0)
     values = {k: random.normal(0, 1, 4000) for k in (1, 2, 4, 8)}
     same = histogram(values)
-    assert figures.apart(same, 1) < 0.1 and figures.apart(same, 8) == 0
+    assert figures.width_distance(same, 1) < 0.1 and figures.width_distance(same, 8) == 0
     assert not figures.toy_claim(same).holds
     moved = histogram({**values, 1: values[1] * 3 + 2, 2: values[2] + 0.5})
-    assert figures.apart(moved, 1) == pytest.approx(2 + np.log(3), abs=0.1)
+    assert figures.width_distance(moved, 1) == pytest.approx(2 + np.log(3), abs=0.1)
     assert figures.toy_claim(moved).holds
     off, put_right = figures.layer_claims({"conv1": {"before": moved, "after": same}})
     assert off.holds and put_right.holds

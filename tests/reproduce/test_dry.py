@@ -3,9 +3,9 @@
 import pytest
 
 from anyprec.reproduce.catalog import EXPERIMENTS, find
-from anyprec.reproduce.cost import Rate, estimate, group, make, measure, memory, rates_of, steps
-from anyprec.reproduce.dry import dry_run, dry_text, go_through
-from anyprec.reproduce.scales import Net, nets
+from anyprec.reproduce.cost import StepTimes, estimate, group, make, measure, memory, rates_of, steps
+from anyprec.reproduce.dry import dry_run, dry_text, train_one_step
+from anyprec.reproduce.scales import PaperNetwork, nets
 from anyprec.reproduce.store import Training, training
 from anyprec.reproduce.synthetic import make as make_data
 
@@ -17,14 +17,14 @@ def test_steps_of_the_papers_recipes():
 
 
 def test_a_step_lies_on_a_line_in_the_batch_and_in_the_widths():
-    rate = Rate((0.1, 0.01), (0.3, 0.05), 5, (2, 4))
+    rate = StepTimes((0.1, 0.01), (0.3, 0.05), 5, (2, 4))
     assert rate.step(10, 1) == pytest.approx(0.2) and rate.step(10, 5) == pytest.approx(0.8)
     assert rate.step(10, 3) == pytest.approx(0.5)
 
 
 def test_an_estimate_counts_tests_and_observed_steps():
     one = training("digits", "limit=128", "batch_size=64", "epochs=2", "eval_every=0")
-    rates = {group(one): Rate((0.0, 1.0), (0.0, 1.0), 5, (2, 4))}
+    rates = {group(one): StepTimes((0.0, 1.0), (0.0, 1.0), 5, (2, 4))}
     plain = estimate(one, rates)
     assert plain == pytest.approx(4 * 64 + 0.35 * 400)  # a second an image
     assert estimate(Training(one.recipe, observe=2), rates) == pytest.approx(plain + 2 * 64)
@@ -54,7 +54,7 @@ def test_a_dedicated_network_is_measured_at_its_width():
 @pytest.mark.parametrize("name", ["svhn-cnn8", "camvid-deeplab-cpu"])
 def test_a_recipe_goes_through_the_whole_pipeline(name, tmp_path):
     one = training(name)
-    go_through(one, tmp_path / "run", make_data(one.recipe.data, tmp_path / "data"))
+    train_one_step(one, tmp_path / "run", make_data(one.recipe.data, tmp_path / "data"))
     assert (tmp_path / "run" / "model.pt").exists()
 
 
@@ -72,9 +72,9 @@ def test_dry_run_at_tiny_scale():
 @pytest.mark.parametrize("row", list(nets("paper")))
 def test_every_paper_recipe_goes_through(row, tmp_path):
     net = nets("paper")[row]
-    assert isinstance(net, Net)
+    assert isinstance(net, PaperNetwork)
     for one in (net.joint(), net.dedicated(1)):
-        go_through(one, tmp_path / one.key, make_data(one.recipe.data, tmp_path / f"{one.key}-data"))
+        train_one_step(one, tmp_path / one.key, make_data(one.recipe.data, tmp_path / f"{one.key}-data"))
 
 
 @pytest.mark.slow

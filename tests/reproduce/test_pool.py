@@ -12,7 +12,7 @@ from anyprec.errors import AnyprecError
 from anyprec.progress import Progress
 from anyprec.reproduce import pool
 from anyprec.reproduce.job import training_of, training_record
-from anyprec.reproduce.pool import DONE, FAILED, RUNNING, Board, Task, run_jobs
+from anyprec.reproduce.pool import DONE, FAILED, RUNNING, Task, TaskQueue, run_jobs
 from anyprec.reproduce.store import Training, training
 
 
@@ -45,7 +45,7 @@ def test_the_bar_counts_core_seconds():
     tasks = [task("a", 30.0), task("b", 60.0), task("c", 10.0)]
     text = io.StringIO()
     with Progress("reproduce", 1, "core-s", text) as bar:
-        board = Board(tasks, bar, lambda t: None)
+        board = TaskQueue(tasks, bar, lambda t: None)
         board.begin(tasks[0])
         board.end(tasks[0])
         board.begin(tasks[1])

@@ -7,7 +7,7 @@ from anyprec.errors import AnyprecError
 from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
-from anyprec.reproduce.scales import Net, default_net, nets
+from anyprec.reproduce.scales import PaperNetwork, default_net, nets
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
@@ -39,10 +39,10 @@ def test_experiments_share_trainings(scale):
 
 def test_paper_scale_is_the_recipes():
     for name, net in nets("paper").items():
-        assert isinstance(net, Net)
+        assert isinstance(net, PaperNetwork)
         assert net.joint().recipe == Recipe.load(net.recipe), name
     resnet18 = nets("paper")["ImageNet ResNet-18"]
-    assert isinstance(resnet18, Net)
+    assert isinstance(resnet18, PaperNetwork)
     alone = resnet18.dedicated(2).recipe
     assert (alone.widths, alone.epochs, alone.lr, alone.milestones) == ((2,), 120, 0.1, (30, 60, 85, 95, 105))
     resnet20 = default_net("paper")

@@ -8,7 +8,7 @@ import torch
 
 from anyprec.analysis.compliance import Compliance
 from anyprec.reproduce.scales import default_net
-from anyprec.reproduce.store import Store, Training, made_up, training
+from anyprec.reproduce.store import Training, TrainingStore, made_up, training
 from anyprec.training.checkpoint import load_state
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import TrainingRun
@@ -53,7 +53,7 @@ def test_what_it_starts_from_is_in_the_key():
 
 
 def test_done_once(tmp_path, monkeypatch):
-    store, one = Store(tmp_path, None), training("digits", *QUICK)
+    store, one = TrainingStore(tmp_path, None), training("digits", *QUICK)
     assert not store.done(one) and store.seconds(one) == 0
     store.train(one)
     assert store.done(one) and store.seconds(one) > 0
@@ -66,7 +66,7 @@ def test_done_once(tmp_path, monkeypatch):
 def test_cut_off_and_resumed_it_is_the_same_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr("anyprec.reproduce.store.SAVE_MINUTES", 0.0)  # after every step
     one = Training(training("digits", *QUICK, "epochs=2").recipe, observe=1)
-    whole, cut = Store(tmp_path / "whole", None), Store(tmp_path / "cut", None)
+    whole, cut = TrainingStore(tmp_path / "whole", None), TrainingStore(tmp_path / "cut", None)
     whole.train(one)
     real, left = TrainingRun._step, [3]
 
@@ -88,7 +88,7 @@ def test_cut_off_and_resumed_it_is_the_same_to_the_bit(tmp_path, monkeypatch):
 
 
 def test_a_training_starts_from_another(tmp_path):
-    store = Store(tmp_path, None)
+    store = TrainingStore(tmp_path, None)
     first = training("digits", *QUICK)
     second = training("digits", *QUICK, "lr=1e-9", after=first)
     store.train(first)
@@ -100,15 +100,15 @@ def test_a_training_starts_from_another(tmp_path):
 def test_progress_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("anyprec.reproduce.store.TELL_S", 0.01)
     told = []
-    Store(tmp_path, None).train(training("digits", *QUICK), lambda step, steps: told.append((step, steps)))
+    TrainingStore(tmp_path, None).train(training("digits", *QUICK), lambda step, steps: told.append((step, steps)))
     assert told and all(0 <= step <= steps == 2 for step, steps in told)
 
 
 def test_folders_of_data_sets(tmp_path):
     (tmp_path / "cifar10").mkdir()
-    store = Store(tmp_path, tmp_path)
+    store = TrainingStore(tmp_path, tmp_path)
     assert store.data_folder("cifar10") == tmp_path / "cifar10" and store.data_folder("svhn") == tmp_path
-    assert Store(tmp_path, None).data_folder("digits") is None
+    assert TrainingStore(tmp_path, None).data_folder("digits") is None
 
 
 def test_made_up_data_is_made_once_and_whole(tmp_path):

@@ -27,7 +27,7 @@ import numpy as np
 from attacks import INFER, Probe, Probed, statuses, take
 from serving import expected, images, infer, output, process, save
 
-from anyprec.serve.connections.server import raise_file_limit
+from anyprec.files import raise_file_limit
 
 GET = b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
 

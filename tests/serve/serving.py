@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -170,9 +171,9 @@ def running(
 
 
 @contextlib.contextmanager
-def process(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def process(*arguments: object, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """`anyprec serve ARGUMENTS --port 0` as a process of its own, and its port."""
-    command = [sys.executable, "-m", "anyprec", "serve", *arguments, "--port", "0", "--warm-up", "50ms"]
+    command = [sys.executable, "-m", "anyprec", "serve", *map(str, arguments), "--port", "0", "--warm-up", "50ms"]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
     )
@@ -203,11 +204,12 @@ def ask(
     path: str,
     body: bytes | dict[str, Any] | None = None,
     connection: Any = None,
+    timeout_s: float = 60,
     **headers: str,
 ) -> Reply:
     """One request. Headers as x_api_key="..."."""
     own = connection is None
-    connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     raw = json.dumps(body).encode() if isinstance(body, dict) else body
     try:
         connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -218,14 +220,29 @@ def ask(
             connection.close()
 
 
+DATATYPES = {"uint8": "UINT8", "float32": "FP32", "float16": "FP16", "float64": "FP64"}
+
+
 def tensor(x: np.ndarray, name: str = "input") -> dict[str, Any]:
-    datatype = {"uint8": "UINT8", "float32": "FP32", "float16": "FP16", "float64": "FP64"}[str(x.dtype)]
-    return {"name": name, "shape": list(x.shape), "datatype": datatype, "data": x.ravel().tolist()}
+    return {"name": name, "shape": list(x.shape), "datatype": DATATYPES[str(x.dtype)], "data": x.ravel().tolist()}
+
+
+def binary_request(x: np.ndarray, **parameters: Any) -> tuple[bytes, int]:
+    """The body of a request whose tensor follows its JSON, and the length of that JSON."""
+    described = {"name": "input", "shape": list(x.shape), "datatype": DATATYPES[str(x.dtype)]}
+    described["parameters"] = {"binary_data_size": x.nbytes}
+    head = json.dumps({"inputs": [described], "parameters": parameters}).encode()
+    return head + x.tobytes(), len(head)
 
 
 def infer(port: int, x: np.ndarray, model: str = "net", connection: Any = None, **parameters: Any) -> Reply:
     body = {"inputs": [tensor(x)], "parameters": parameters}
     return ask(port, "POST", f"/v2/models/{model}/infer", body, connection)
+
+
+def infer_binary(port: int, x: np.ndarray, model: str = "net", **parameters: Any) -> Reply:
+    body, length = binary_request(x, **parameters)
+    return ask(port, "POST", f"/v2/models/{model}/infer", body, inference_header_content_length=str(length))
 
 
 def output(reply: Reply) -> np.ndarray:
@@ -237,6 +254,18 @@ def expected(path: Path, x: np.ndarray, bits: int | str) -> np.ndarray:
     y = load(path)(x, bits)
     assert isinstance(y, np.ndarray)
     return y
+
+
+def memory_mb(pid: int, field: str = "VmRSS") -> float:
+    """What /proc/PID/status says: VmRSS for now, VmHWM for the peak."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1]) / 1024
+
+
+def has_ray() -> bool:
+    """Whether Ray is installed. The folder tests/serve/ray is on the path as well, as a package without a file."""
+    found = importlib.util.find_spec("ray")
+    return found is not None and found.origin is not None
 
 
 SMALL = QueueLimits(max_batch=4, max_queue=8)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from serving import LABELS, Reply, ask, expected, images, process, save, tensor
+from serving import LABELS, Reply, ask, binary_request, expected, images, memory_mb, process, save, tensor
 
 ALLOWED_MB_AN_HOUR = 16.0  # noise of the allocator; a leak of 100 bytes a request would be 100 times that
 WIDTHS = (1, 2, 4, 8)
@@ -110,12 +110,7 @@ class Soak:
 
     def message(self, i: int, bits: int) -> tuple[bytes, int]:
         """A binary request, and how much of it is JSON."""
-        x = self.inputs[i]
-        record = {key: value for key, value in tensor(x).items() if key != "data"}
-        record["parameters"] = {"binary_data_size": x.nbytes}
-        parameters = {"bits": bits, "deadline_ms": 5000, "binary_data_output": True}
-        head = json.dumps({"inputs": [record], "parameters": parameters}).encode()
-        return head + x.tobytes(), len(head)
+        return binary_request(self.inputs[i], bits=bits, deadline_ms=5000, binary_data_output=True)
 
     def binary_tensor(self, draw: random.Random, connection: http.client.HTTPConnection) -> None:
         i, bits = draw.randrange(len(self.inputs)), draw.choice(WIDTHS)
@@ -266,11 +261,6 @@ def likely(output: np.ndarray) -> tuple[str, float]:
     shares = np.exp(output.astype(np.float64) - output.max())
     best = int(shares.argmax())
     return LABELS[best], float(shares[best] / shares.sum())
-
-
-def memory_mb(pid: int, field: str = "VmRSS") -> float:
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1]) / 1024
 
 
 class Watch:

@@ -26,10 +26,6 @@ def test_calibrate_then_evaluate(run_folder, tmp_path, capsys):
         (["calibrate", "RUN", "--profile", "nowhere.json"], "cannot read profile nowhere.json"),
     ],
 )
-def test_mistakes_end_with_one_line(run_folder, tmp_path, arguments, message, capsys):
-    places = {"RUN": str(run_folder), "x": str(tmp_path / "x")}
-    assert main([places.get(a, a) for a in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("anyprec: error: ") and err.count("\n") == 1
-    assert message in err
+def test_mistakes_end_with_one_line(run_folder, tmp_path, one_line_error, arguments, message):
+    paths = {"RUN": run_folder, "x": tmp_path / "x"}
+    assert message in one_line_error(*(paths.get(a, a) for a in arguments))

@@ -5,10 +5,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from anyprec.choices import LOSSES
 from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
+from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyLinear
 from anyprec.nn.switching import set_bits
 from anyprec.training.joint import choose_widths, joint_step, width_loss
@@ -178,3 +180,108 @@ def test_choose_the_lowest_widths():
     assert all(c[:2] == (1, 2) and len(c) == 3 for c in chosen)
     assert {c[2] for c in chosen} == {4, 8, 32}
     assert choose_widths((1, 2, 8), "lowest", 1, 0, 0) == [1, 2, 8]
+
+
+class Wrapped(nn.Module):
+    """A network whose output is made by `wrap`."""
+
+    def __init__(self, wrap, outputs=3):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, outputs))
+        self.wrap = wrap
+
+    def forward(self, x, shift=None):
+        y = self.body(x)
+        return self.wrap(y if shift is None else y + shift)
+
+
+class ModelOutput(dict):
+    """As transformers has it: a dict whose entries are attributes too."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+class Named:
+    def __init__(self, logits):
+        self.logits, self.loss = logits, None
+
+
+WRAPPINGS = {
+    "dict": lambda y: {"hidden": y + 1, "logits": y},
+    "model output": lambda y: ModelOutput(loss=None, logits=y),
+    "object": Named,
+    "tuple": lambda y: (y, [y + 1]),
+}
+
+
+def small(wrap, outputs=3, widths=(2, 8, 32)):
+    torch.manual_seed(0)
+    x = torch.randn(32, 6)
+    return convert(Wrapped(wrap, outputs), widths, x), x
+
+
+@pytest.mark.parametrize("name", WRAPPINGS)
+def test_outputs_with_logits_in_them(name):
+    labels = torch.arange(32) % 3
+    gradients = {}
+    for wrap in (WRAPPINGS[name], lambda y: y):
+        model, x = small(wrap)
+        found = joint_step(model, x, labels, (2, 8, 32), loss="recursive")
+        gradients[wrap] = [p.grad for p in model.parameters() if p.grad is not None]
+        assert 0 <= found[8][1] <= 32
+    for a, b in zip(*gradients.values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_loss_function_trains_regression_at_every_width():
+    model, x = small(lambda y: {"prediction": y}, 1)
+    target = x.sum(1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        found = joint_step(
+            model, x, target, (2, 8, 32), loss=lambda out, y: F.mse_loss(out["prediction"].squeeze(1), y)
+        )
+        optimizer.step()
+        losses.append({k: float(value) for k, (value, _) in found.items()})
+    assert all(losses[-1][k] < 0.5 * losses[0][k] for k in (2, 8, 32))
+    assert found[8][1].isnan()  # there are no right answers
+
+
+def test_a_loss_function_of_classes_counts_answers_and_weighs_widths():
+    labels = torch.arange(32) % 3
+    model, x = small(lambda y: y)
+    other, _ = small(lambda y: y)
+    found = joint_step(model, x, labels, (2, 8), loss=F.cross_entropy, width_weights={2: 0.25})
+    named = joint_step(other, x, labels, (2, 8), loss="hard", width_weights={2: 0.25})
+    assert all(torch.equal(found[k][0], named[k][0]) and found[k][1] == named[k][1] for k in (2, 8))
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert a.grad is None or torch.equal(a.grad, b.grad)
+
+
+def test_inputs_by_name_and_several():
+    labels = torch.arange(32) % 3
+    for inputs in (lambda x: {"x": x, "shift": x[:, :3]}, lambda x: (x, x[:, :3])):
+        model, x = small(lambda y: y)
+        with torch.no_grad():
+            expected = F.cross_entropy(model(x, x[:, :3]), labels)
+        assert joint_step(model, inputs(x), labels, (32,))[32][0] == expected
+
+
+@pytest.mark.parametrize(
+    "wrap, options, message",
+    [
+        (lambda y: {"boxes": y}, {}, "loss='hard' needs logits, but the network gives a dict with 'boxes'"),
+        (lambda y: {"boxes": y}, {"loss": "recursive"}, "loss='recursive' needs logits"),
+        (lambda y: y[:, 0], {}, r"needs logits \(N, classes\), but the network gives \(32,\)"),
+        (lambda y: y, {"loss": lambda out, labels: out}, r"returned a tensor \(32, 3\); it must return one number"),
+        (lambda y: y, {"loss": lambda out, labels: 0.5}, "returned a float"),
+        (lambda y: y, {"loss": F.cross_entropy, "label_smoothing": 0.1}, "label_smoothing is for the named losses"),
+    ],
+)
+def test_losses_that_do_not_fit_the_output(wrap, options, message):
+    model, x = small(wrap)
+    with pytest.raises(RecipeError, match=message):
+        joint_step(model, x, torch.arange(32) % 3, (2, 8), **options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anyprec
-from anyprec import AnyprecError, CancelToken, PackedModel, PackReport, Preprocessing, Profile, Recipe
+from anyprec import AnyprecError, CancelToken, ExportReport, PackedModel, PackReport, Preprocessing, Profile, Recipe
 
 
 def train_a_network_of_the_zoo(folder: Path) -> dict[int | str, dict[str, float]]:
@@ -45,6 +45,13 @@ def quantize_without_training(images: Tensor) -> nn.Module:
     assert isinstance(net, anyprec.nn.SplitNetwork)
     model: nn.Module = anyprec.ptq(net, [images], widths=(4, 8))
     return model
+
+
+def quantize_and_exchange(images: Tensor, path: Path) -> ExportReport:
+    net: nn.Module = anyprec.import_onnx("net.onnx", input_shape=(3, 32, 32))
+    print(anyprec.quantize(net, images, path, widths=(4, 8)))
+    report: ExportReport = anyprec.export_onnx(path, "net-4bit.onnx", 4)
+    return report
 
 
 def pack_and_run(model: nn.Module, images: Tensor, path: Path) -> np.ndarray:

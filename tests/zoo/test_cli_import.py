@@ -108,3 +108,66 @@ def test_errors_are_one_line_and_leave_no_file(tmp_path, capsys):
         assert not out.exists()
     assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(tmp_path / "no" / "folder.pt")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.fixture
+def onnx_file(tmp_path):
+    """conv - relu - conv - relu - pool - linear, as ONNX."""
+    onnx = pytest.importorskip("onnx", reason="ONNX networks need onnx; pip install 'anyprec[onnx]'")
+    make, rng = onnx.helper, torch.Generator().manual_seed(0)
+    shapes = {"stem.weight": (8, 3, 3, 3), "body.weight": (8, 8, 3, 3), "head.weight": (5, 8), "head.bias": (5,)}
+    weights = [
+        onnx.numpy_helper.from_array((0.2 * torch.randn(shape, generator=rng)).numpy(), name)
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        make.make_node("Conv", ["x", "stem.weight"], ["a"], pads=[1] * 4), make.make_node("Relu", ["a"], ["b"]),
+        make.make_node("Conv", ["b", "body.weight"], ["c"], pads=[1] * 4), make.make_node("Relu", ["c"], ["d"]),
+        make.make_node("GlobalAveragePool", ["d"], ["e"]), make.make_node("Flatten", ["e"], ["f"]),
+        make.make_node("Gemm", ["f", "head.weight", "head.bias"], ["y"], transB=1),
+    ]  # fmt: skip
+    values = [make.make_tensor_value_info("x", 1, ["N", 3, 8, 8]), make.make_tensor_value_info("y", 1, ["N", 5])]
+    graph = make.make_graph(nodes, "three", values[:1], values[1:], weights)
+    path = tmp_path / "three.onnx"
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_an_onnx_network_is_imported_loaded_and_packed(onnx_file, tmp_path, capsys):
+    import anyprec
+
+    out = tmp_path / "three.pt"
+    assert main(["import", str(onnx_file), "--out", str(out), "--widths", "2,8,32"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("three  (opset 17, 7 nodes)", "N x 3 x 8 x 8", "2, 8, 32", "1 of them any-precision", "checked"):
+        assert words in printed
+    model, x = load_model(out).eval(), torch.randn(3, 3, 8, 8)
+    set_bits(model, 32)
+    torch.testing.assert_close(model(x), anyprec.import_onnx(onnx_file)(x))
+    assert main(["pack", str(out), "--out", str(tmp_path / "three.apm")]) == 0
+    set_bits(model, 8)
+    with anyprec.load(tmp_path / "three.apm") as packed:
+        torch.testing.assert_close(torch.from_numpy(packed(x.numpy(), bits=8)), model(x).detach(), atol=1e-2, rtol=0)
+
+
+def test_mistakes_with_onnx_networks(onnx_file, tmp_path, capsys):
+    for arguments, said in (
+        (["--net", "resnet8"], "--net is for float weights"),
+        (["--size", "3,0"], "is no shape"),
+    ):
+        assert main(["import", str(onnx_file), "--out", str(tmp_path / "n.pt"), *arguments]) == 2
+        assert said in capsys.readouterr().err
+    float_file(tmp_path / "theirs.pth", 8)
+    assert main(["import", str(tmp_path / "theirs.pth"), "--out", str(tmp_path / "n.pt"), "--size", "3,8,8"]) == 2
+    assert "--size is for ONNX networks" in capsys.readouterr().err
+
+
+def test_safetensors(tmp_path, capsys):
+    library = pytest.importorskip("safetensors.torch", reason="writes the file; reading needs no package")
+    model = float_file(tmp_path / "theirs.pth", 8)
+    state = torch.load(tmp_path / "theirs.pth")["state_dict"]
+    library.save_file({name: value.contiguous() for name, value in state.items()}, tmp_path / "theirs.safetensors")
+    assert main(["import", str(tmp_path / "theirs.safetensors"), "--out", str(tmp_path / "ours.pt")]) == 0
+    loaded, x = load_model(tmp_path / "ours.pt").eval(), torch.randn(2, 3, 16, 16)
+    set_bits(loaded, 32)
+    assert torch.equal(loaded(x), model(x))

@@ -68,8 +68,8 @@ def test_copies_differ_by_the_noise_alone(narrow):
     ("options", "words"),
     [
         ({"multiplier": 0.375}, "no narrower by a whole factor"),
-        ({"multiplier": 0.5, "widths": (1, 8, 32)}, "integer widths alone; set widths without 32"),
-        ({"multiplier": 0.5, "scale": "mean"}, "learned scales alone"),
+        ({"multiplier": 0.5, "widths": (1, 8, 32)}, "only for integer widths; set widths without 32"),
+        ({"multiplier": 0.5, "scale": "mean"}, "only with learned scales"),
         ({"multiplier": 0.5, "name": "resnet20"}, "made for another network"),
         ({"multiplier": 0.5, "widths": (1, 3)}, "it has no blocks.0.norm0.tables.3"),
         ({"multiplier": 0.5, "skip": "float"}, "made for another network"),

@@ -65,7 +65,7 @@ def histogram(values: Mapping[int, npt.ArrayLike], bins: int = 60) -> Histogram:
         raise AnyprecError("a histogram needs at least one value a width, none of them NaN or infinite")
     moments = {bits: _Moments.of(a) for bits, a in arrays.items()}
     low, high = min(m.low for m in moments.values()), max(m.high for m in moments.values())
-    tally = _Tally(_edges(low, high, bins), moments)
+    tally = _HistogramCounts(_edges(low, high, bins), moments)
     for bits, array in arrays.items():
         tally.add(bits, array)
     return tally.histogram()
@@ -139,7 +139,7 @@ def layer_histograms(
     _watch(model, calls, norms, checked, measure)
     if silent := [name for name in norms if any(m.count == 0 for m in moments[name, "before"].values())]:
         raise AnyprecError(f"the norm of {silent[0]!r} did not run on these inputs; name another layer")
-    tallies = {key: _Tally(_reach(by_width.values(), bins), by_width) for key, by_width in moments.items()}
+    tallies = {key: _HistogramCounts(_reach(by_width.values(), bins), by_width) for key, by_width in moments.items()}
     _watch(model, calls, norms, checked, lambda name, place, bits, y: tallies[name, place].add(bits, y))
     return {name: {place: tallies[name, place].histogram() for place in PLACES} for name in norms}
 
@@ -230,7 +230,7 @@ class _Moments:
         return float(np.sqrt(self.squares / self.count)) if self.count else 0.0
 
 
-class _Tally:
+class _HistogramCounts:
     def __init__(self, edges: npt.NDArray[np.float64], moments: Mapping[int, _Moments]) -> None:
         self.edges, self.moments = edges, dict(moments)
         self.counts = {bits: np.zeros(len(edges) - 1, np.int64) for bits in moments}
@@ -314,7 +314,8 @@ def truncate_weights(
     for bits in sorted(checked, reverse=True):
         codes = quantizer.codes(whole, bits)[kernel].cpu()
         values = quantizer.values(codes, bits)
-        weights = values * quantizer.scale(whole, bits).detach().float().cpu()
+        scale = quantizer.scale(whole, bits).detach().float().cpu()
+        weights = values * scale.expand(shape)[kernel]
         numbers = codes.numpy()
         result[bits] = Truncated(
             numbers,

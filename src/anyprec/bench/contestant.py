@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from anyprec.bench.rivals import Runner, made_images, open_rival, prepare
+from anyprec.bench.rivals import Runner, open_rival, prepare, random_images
 
 WARM_UP = 3  # runs before the first turn: the first allocates and lays out weights
 
@@ -64,7 +64,7 @@ def turn(run: Runner, runs: int) -> list[float]:
 
 
 def open_contestant(order: dict[str, Any]) -> Runner:
-    x = made_images(order["batch"], order["channels"], tuple(order["size"]))
+    x = random_images(order["batch"], order["channels"], tuple(order["size"]))
     if order["engine"] != "anyprec":
         return open_rival(order["engine"], order["variant"], order["folder"], x, order["threads"])
     from anyprec.run.model import load

@@ -1,4 +1,4 @@
-"""The picture of a Bench: latency against accuracy where the file knows it for every width, else against bits.
+"""The picture of a BenchResult: latency against accuracy where the file knows it for every width, else against bits.
 
 draw(bench, path) is called by `anyprec bench --picture`; Matplotlib is an extra.
 """
@@ -9,14 +9,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from anyprec.bench.race import OURS, Bench, RaceRow
+from anyprec.bench.race import OURS, BenchResult, RaceRow
 from anyprec.colors import GRID, QUIET, width_color
 from anyprec.files import written_whole
 
 MARKERS = {"onnxruntime": "s", "openvino": "D", "torch": "^"}
 
 
-def draw(done: Bench, path: str | Path) -> None:
+def draw(done: BenchResult, path: str | Path) -> None:
     """The first race of the bench; later ones (other batches, other threads) are in its table."""
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """What `anyprec bench` measures: a model file at each width, and the rivals, per batch and number of threads.
 
-bench(...) -> Bench: rows of figures, the machine, notes. For every batch and thread count all contestants are started,
-raced (timing.py) and ended. Called by cli/bench.py and bench/engine.py.
+bench(...) -> BenchResult: rows of figures, the machine, notes. For every batch and thread count all contestants are
+started, raced (timing.py) and ended. Called by cli/bench.py and bench/engine.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anyprec.bench.timing import (
     race,
     times_faster,
 )
-from anyprec.errors import AnyprecError, UnsupportedBits
+from anyprec.errors import AnyprecError, InputError, UnsupportedBits
 from anyprec.format.graph import GraphProfile
 from anyprec.format.model_file import ModelFile
 from anyprec.widths import FLOAT
@@ -34,7 +34,7 @@ OURS = "anyprec"
 
 
 @dataclass(frozen=True)
-class Wish:
+class BenchSettings:
     """What to measure. `rivals` are names of rivals.TITLES; `isa` holds ours and theirs to an instruction set."""
 
     model: str
@@ -75,7 +75,7 @@ class RaceRow:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RivalFailure:
     """A rival that takes no part in a race, though it was asked for and is installed."""
 
     engine: str
@@ -91,12 +91,12 @@ class Failure:
 
 
 @dataclass
-class Bench:
+class BenchResult:
     model: str
     size: tuple[int, int]
     machine: dict[str, Any]
     rows: list[RaceRow] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[RivalFailure] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)  # rivals that were asked for and are not installed
     notes: list[str] = field(default_factory=list)
 
@@ -133,32 +133,32 @@ def title_of(engine: str, variant: str) -> str:
     return f"{OURS} {variant} bit" if variant.isdigit() else f"{OURS} {variant}"
 
 
-def bench(wish: Wish, step: Callable[[], None] = lambda: None) -> Bench:
+def bench(settings: BenchSettings, step: Callable[[], None] = lambda: None) -> BenchResult:
     """`step` is called after every round; there are rounds x batches x threads of them."""
     with ExitStack() as stack:
-        file = stack.enter_context(ModelFile(wish.model))
-        profiles, size = chosen_profiles(file, wish.profiles), image_size(file, wish.size)
-        done = Bench(Path(wish.model).stem, size, {})
-        if wish.onnx is not None and not Path(wish.onnx).is_file():
-            raise AnyprecError(f"--onnx {wish.onnx}: no such file; give the float network as ONNX, or leave it out")
-        present = [name for name in wish.rivals if is_there(name, done)]
-        folder = wish.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="anyprec-bench-"))
-        unmade = unmade_files(wish, folder, size, present)
-        done.machine = machine(wish, present)
-        for batch in wish.batches:
-            for threads in wish.threads:
-                heat(wish, file, profiles, present, unmade, folder, batch, threads, done, step)
+        file = stack.enter_context(ModelFile(settings.model))
+        profiles, size = chosen_profiles(file, settings.profiles), image_size(file, settings.size)
+        done = BenchResult(Path(settings.model).stem, size, {})
+        if settings.onnx is not None and not Path(settings.onnx).is_file():
+            raise AnyprecError(f"--onnx {settings.onnx}: no such file; give the float network as ONNX, or leave it out")
+        present = [name for name in settings.rivals if is_installed(name, done)]
+        folder = settings.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="anyprec-bench-"))
+        unmade = unmade_files(settings, folder, size, present)
+        done.machine = machine(settings, present)
+        for batch in settings.batches:
+            for threads in settings.threads:
+                measure_setting(settings, file, profiles, present, unmade, folder, batch, threads, done, step)
     return done
 
 
 def unmade_files(
-    wish: Wish, folder: str, size: tuple[int, int], present: Sequence[str]
+    settings: BenchSettings, folder: str, size: tuple[int, int], present: Sequence[str]
 ) -> dict[tuple[str, str], ContestantFailed]:
     """(rival, variant) -> why there is no file for it."""
     if not present:
         return {}
     try:
-        failed = prepare_rivals(wish.model, folder, size, present, wish.onnx, wish.timeout_s)
+        failed = prepare_rivals(settings.model, folder, size, present, settings.onnx, settings.timeout_s)
         return {(name, "int8"): made_no_file(error) for name, error in failed.items()}
     except ContestantFailed as error:
         return {(name, variant): made_no_file(error) for name in present for variant in rival.VARIANTS[name]}
@@ -178,7 +178,10 @@ def chosen_profiles(file: ModelFile, names: Sequence[str]) -> list[GraphProfile]
 
 
 def image_size(file: ModelFile, asked: int | None) -> tuple[int, int]:
-    height, width, _ = file.graph_json["input"]["shape"]
+    shape = file.graph_json["input"]["shape"]
+    if len(shape) != 3 or any(op["op"] == "input" for op in file.graph_json["ops"]):
+        raise InputError(f"{file.path} takes no images, and bench times images only; time calls of the model in Python")
+    height, width, _ = shape
     if asked is None:
         height, width = file.graph_json["input"].get("size", (height, width))
         if None in (height, width):
@@ -190,7 +193,7 @@ def image_size(file: ModelFile, asked: int | None) -> tuple[int, int]:
     return asked, asked
 
 
-def is_there(name: str, done: Bench) -> bool:
+def is_installed(name: str, done: BenchResult) -> bool:
     missing = rival.missing(name)
     if missing:
         advice = "pip install 'anyprec[bench]'"
@@ -199,20 +202,20 @@ def is_there(name: str, done: Bench) -> bool:
     return not missing
 
 
-def machine(wish: Wish, present: Sequence[str]) -> dict[str, Any]:
+def machine(settings: BenchSettings, present: Sequence[str]) -> dict[str, Any]:
     from anyprec.run import cpu
 
     return {
         "cpu": cpu.cpu_name(),
         "cores": os.cpu_count(),
-        "isa": wish.isa or cpu.isa(),
-        "rounds": wish.rounds,
+        "isa": settings.isa or cpu.isa(),
+        "rounds": settings.rounds,
         "versions": {OURS: __version__, **rival.versions(list(present))},
     }
 
 
-def heat(
-    wish: Wish,
+def measure_setting(
+    settings: BenchSettings,
     file: ModelFile,
     profiles: Sequence[GraphProfile],
     present: Sequence[str],
@@ -220,7 +223,7 @@ def heat(
     folder: str,
     batch: int,
     threads: int,
-    done: Bench,
+    done: BenchResult,
     step: Callable[[], None],
 ) -> None:
     """One race: every profile of ours and every rival at one batch and thread count. Adds its rows and failures."""
@@ -230,23 +233,23 @@ def heat(
     def failed(key: tuple[str, str], error: ContestantFailed) -> None:
         if key[0] == OURS:  # nothing is left to compare
             raise ContestantFailed(f"{title_of(*key)} {error}", error.signal) from error
-        done.failures.append(Failure(*key, batch, threads, str(error), error.signal))
+        done.failures.append(RivalFailure(*key, batch, threads, str(error), error.signal))
 
     try:
-        for key, order in orders(wish, file, profiles, present, folder).items():
+        for key, order in contestant_orders(settings, file, profiles, present, folder).items():
             try:
                 if key in unmade:
                     raise unmade[key]
-                switches = environment(key[0], threads, wish.isa)
-                started[key] = Contestant.start({**order, **shared}, switches, wish.timeout_s)
+                switches = environment(key[0], threads, settings.isa)
+                started[key] = Contestant.start({**order, **shared}, switches, settings.timeout_s)
             except ContestantFailed as error:
                 failed(key, error)
-        times = race(started, wish.rounds, step, failed)
+        times = race(started, settings.rounds, step, failed)
     finally:
         for contestant in started.values():
             contestant.close()
 
-    int8 = [key for key in times if key[1] == "int8" and is_limited(key[0], wish.isa)]
+    int8 = [key for key in times if key[1] == "int8" and is_limited(key[0], settings.isa)]
     best = min(int8, key=lambda key: percentiles(times[key])[1], default=None)
     by_name = {profile.name: profile for profile in profiles}
     for engine, variant in times:
@@ -267,16 +270,16 @@ def heat(
                 resident_bytes=started[engine, variant].resident,
                 peak_bytes=started[engine, variant].peak,
                 accuracy=ours.accuracy if ours else None,
-                limited=is_limited(engine, wish.isa),
+                limited=is_limited(engine, settings.isa),
             )
         )
 
 
-def orders(
-    wish: Wish, file: ModelFile, profiles: Sequence[GraphProfile], present: Sequence[str], folder: str
+def contestant_orders(
+    settings: BenchSettings, file: ModelFile, profiles: Sequence[GraphProfile], present: Sequence[str], folder: str
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """(engine, variant) -> what its process is to open."""
-    ours = {(OURS, p.name): {"engine": OURS, "model": wish.model, **bits_of(file, p)} for p in profiles}
+    ours = {(OURS, p.name): {"engine": OURS, "model": settings.model, **bits_of(file, p)} for p in profiles}
     theirs = {
         (name, variant): {"engine": name, "variant": variant, "folder": folder}
         for name in present

@@ -22,7 +22,7 @@ def functions(torch: Any, nodes: Iterable[Any], constants: dict[str, Any]) -> li
     return steps
 
 
-def even(pads: list[int]) -> list[int]:
+def symmetric_pads(pads: list[int]) -> list[int]:
     """ONNX pads [top, left, bottom, right] -> [h, w]."""
     assert pads[:2] == pads[2:], f"uneven padding {pads} is not run by this PyTorch rival"
     return pads[:2]
@@ -37,12 +37,12 @@ def conv(F: Any, torch: Any, at: dict[str, Any]) -> Callable[..., Any]:
 
 
 def max_pool(F: Any, torch: Any, at: dict[str, Any]) -> Callable[..., Any]:
-    pad, ceil = even(at["pads"]), bool(at["ceil_mode"])
+    pad, ceil = symmetric_pads(at["pads"]), bool(at["ceil_mode"])
     return lambda x: F.max_pool2d(x, at["kernel_shape"], at["strides"], pad, at["dilations"], ceil)
 
 
 def avg_pool(F: Any, torch: Any, at: dict[str, Any]) -> Callable[..., Any]:
-    pad, ceil, count_pad = even(at["pads"]), bool(at["ceil_mode"]), bool(at["count_include_pad"])
+    pad, ceil, count_pad = symmetric_pads(at["pads"]), bool(at["ceil_mode"]), bool(at["count_include_pad"])
     return lambda x: F.avg_pool2d(x, at["kernel_shape"], at["strides"], pad, ceil, count_pad)
 
 

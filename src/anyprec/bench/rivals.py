@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from anyprec.export.onnx_writer import BATCH
 from anyprec.format.graph import INPUT
 
 TWIN = "twin"  # `prepare`: the float network itself
-BATCH = "N"  # the free dimension of a twin: every engine fixes it when it loads
 
 Runner = Callable[[], Any]
 
@@ -88,7 +88,7 @@ def prepare(what: str, model: str, folder: str, size: tuple[int, int], onnx: str
         return
     name, quantize = INT8[what]
     if not (place / name).exists():
-        images = [made_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
+        images = [random_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
         quantize(float_model, place / f"new-{name}", images)
         for made in sorted(place.glob(f"new-{Path(name).stem}.*")):  # the .bin of OpenVINO before its .xml
             os.replace(made, place / made.name.removeprefix("new-"))
@@ -178,7 +178,7 @@ def input_shape(path: Path) -> list[int]:
     return [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:]]
 
 
-def made_images(batch: int, channels: int, size: tuple[int, int], seed: int = 0) -> np.ndarray:
+def random_images(batch: int, channels: int, size: tuple[int, int], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((batch, channels, *size)).astype(np.float32)
 
 

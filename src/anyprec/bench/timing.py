@@ -42,7 +42,7 @@ class Racer(Protocol):
     def turn(self) -> list[float]: ...  # seconds of each timed run
 
 
-class Process:
+class ContestantProcess:
     """`python -m anyprec.bench.contestant`: a JSON line in, one out. Every way to fail is a ContestantFailed."""
 
     def __init__(
@@ -150,7 +150,7 @@ def signal_name(number: int) -> str:
 class Contestant:
     """A started process that loads one model and runs it when asked. `resident` and `peak` are bytes."""
 
-    process: Process
+    process: ContestantProcess
     runs: int = 1
     resident: int | None = None
     peak: int | None = None
@@ -160,7 +160,7 @@ class Contestant:
         cls, order: Mapping[str, Any], environment: Mapping[str, str], timeout_s: float = TIMEOUT_S
     ) -> Contestant:
         """Raises ContestantFailed with the reason if it cannot be loaded or run."""
-        contestant = cls(Process(order, environment, timeout_s))
+        contestant = cls(ContestantProcess(order, environment, timeout_s))
         try:
             ready = contestant.process.answer()
             contestant.runs = int(min(MOST_RUNS, max(1, TURN_S // float(ready["warm_s"]))))
@@ -204,7 +204,7 @@ def prepare_rivals(
     for what in (TWIN, *dict.fromkeys(makers.values())):
         order = {"prepare": what, "model": model, "folder": folder, "size": size, "onnx": onnx}
         try:
-            process = Process(order, timeout_s=timeout_s)
+            process = ContestantProcess(order, timeout_s=timeout_s)
             try:
                 process.answer()
             finally:

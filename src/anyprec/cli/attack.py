@@ -27,20 +27,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--widths", metavar="BITS", help="to attack and to defend with, such as 1,2,4,8,32 (default: all it has)"
     )
     parser.add_argument("--attack", choices=ATTACKS, default="fgsm", help="default: fgsm")
-    parser.add_argument("--epsilon", type=real, metavar="E", help="the most a value moves (default: 0.007)")
+    parser.add_argument("--epsilon", type=real, metavar="E", help="largest change of a value (default: 0.007)")
     parser.add_argument(
-        "--scale", choices=ATTACK_SCALES, default="input", help="of epsilon: the normalized input (default), or x/255"
+        "--scale",
+        choices=ATTACK_SCALES,
+        default="input",
+        help="unit of epsilon: the normalized input (default), or x/255",
     )
-    parser.add_argument("--steps", type=whole(1, 1_000_000), metavar="N", help="of pgd (default: 10)")
+    parser.add_argument("--steps", type=whole(1, 1_000_000), metavar="N", help="steps of pgd (default: 10)")
     parser.add_argument(
-        "--step-size", type=real, metavar="E", help="of pgd, in the scale of epsilon (default: 2.5 epsilon / steps)"
+        "--step-size",
+        type=real,
+        metavar="E",
+        help="step size of pgd, in the unit of epsilon (default: 2.5 epsilon / steps)",
     )
     parser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of random starts and of the random defense (default: 0)"
+        "--seed", type=seed, default=0, metavar="N", help="seed of random starts and of the random defense (default: 0)"
     )
     parser.add_argument("--all-widths", action="store_true", help="also attack all widths at once")
     parser.add_argument(
-        "--dedicated", action="append", default=[], metavar="RUN", help="also a model of one width; may be repeated"
+        "--dedicated",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="also attack this model of one width; may be repeated",
     )
     parser.add_argument("--split", choices=("test", "train"), default="test", help="of the data set (default: test)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from anyprec.arguments import duration, whole
 from anyprec.bench import rivals
-from anyprec.bench.race import Bench, Failure, RaceRow, Wish, bench
+from anyprec.bench.race import BenchResult, BenchSettings, RaceRow, RivalFailure, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.bench.timing import TIMEOUT_S
 from anyprec.cli.output import print_json
@@ -36,29 +36,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--bits", metavar="BITS", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
     parser.add_argument("--profile", action="append", default=[], metavar="NAME", help="also this mixed profile")
-    parser.add_argument("--batch", default="1", metavar="N,N", help="images a call (default: 1)")
-    parser.add_argument("--threads", default="1", metavar="N,N", help="threads a call (default: 1)")
+    parser.add_argument("--batch", default="1", metavar="N,N", help="images per call (default: 1)")
+    parser.add_argument("--threads", default="1", metavar="N,N", help="threads per call (default: 1)")
     parser.add_argument(
         "--rivals", default=",".join(TITLES), metavar="A,B", help=f"of {', '.join(TITLES)}; or none (default: all)"
     )
     parser.add_argument(
-        "--size", type=int, metavar="N", help="height and width of the images, where the file leaves it free"
+        "--size", type=int, metavar="N", help="height and width of the images, if the network takes any size"
     )
     parser.add_argument(
-        "--rounds", type=whole(1, 1_000_000), default=30, metavar="N", help="turns of each contestant (default: 30)"
+        "--rounds",
+        type=whole(1, 1_000_000),
+        default=30,
+        metavar="N",
+        help="rounds; each engine has one turn per round (default: 30)",
     )
-    parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
+    parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="limit all engines to this instruction set")
     parser.add_argument("--onnx", metavar="FILE.onnx", help="the rivals' float network (default: made from the model)")
     parser.add_argument(
         "--timeout", type=duration, default=TIMEOUT_S, metavar="TIME",
-        help="give a rival up that does not answer for so long (default: 5m)",
+        help="give up a rival after this time without an answer (default: 5m)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--picture", metavar="FILE.png", help="also draw accuracy, or bits, against latency")
 
 
 def run(args: argparse.Namespace) -> int:
-    wish = Wish(
+    settings = BenchSettings(
         model=str(find(args.model)),
         profiles=(*(str(bits) for bits in (parse_widths(args.bits) if args.bits else ())), *args.profile),
         batches=counts(args.batch, "--batch"),
@@ -72,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.picture:
         check_picture(args.picture)
-    if wish.rivals and all(rivals.missing(name) for name in wish.rivals):
-        ModelFile(wish.model).close()  # a wrong file is told first
+    if settings.rivals and all(rivals.missing(name) for name in settings.rivals):
+        ModelFile(settings.model).close()  # a wrong file is told first
         print(f"anyprec: note: {NO_RIVAL}", file=sys.stderr)
-    with Progress("bench", total=wish.rounds * len(wish.batches) * len(wish.threads), unit="round") as progress:
-        done = bench(wish, progress.update)
+    total = settings.rounds * len(settings.batches) * len(settings.threads)
+    with Progress("bench", total=total, unit="round") as progress:
+        done = bench(settings, progress.update)
     if args.json:
         print_json(done.record())
     else:
@@ -86,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
         draw(done, args.picture)
     if done.failures:
-        print(f"anyprec: error: {failure_line(done.failures, wish.rivals)}", file=sys.stderr)
+        print(f"anyprec: error: {failure_line(done.failures, settings.rivals)}", file=sys.stderr)
     return 1 if done.failures else 0
 
 
-def failure_line(failures: list[Failure], asked: tuple[str, ...]) -> str:
+def failure_line(failures: list[RivalFailure], asked: tuple[str, ...]) -> str:
     """Who failed, once each, whatever the number of races; how to go without them."""
     names = {failure.title: failure.reason for failure in failures}
     told = "; ".join(f"{title} {reason}" for title, reason in names.items())
@@ -115,7 +120,7 @@ def rival_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def table(done: Bench) -> str:
+def table(done: BenchResult) -> str:
     at = done.machine
     lines = [
         f"{done.model}, {done.size[0]} x {done.size[1]}; median of {at['rounds']} rounds, everyone in turn",

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="append", default=[], metavar="FILE.json", help="also this mixed profile; may be repeated"
     )
     parser.add_argument(
-        "--batches", type=positive, default=20, metavar="N", help="training batches to look at (default: 20)"
+        "--batches", type=positive, default=20, metavar="N", help="training batches to use (default: 20)"
     )
     parser.add_argument("--out", metavar="FILE.pt", help="write the model here (default: back into RUN)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a line")

@@ -11,11 +11,12 @@ import shlex
 from dataclasses import dataclass
 
 SHELLS = ("bash", "zsh", "fish")
+ROOT_OPTIONS = {"--help": "the verbs, a line each", "--version": "the version of anyprec"}
 EXAMPLE = "anyprec completion bash"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell that shall complete")
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +37,8 @@ class VerbWords:
     name: str
     summary: str
     options: tuple[Option, ...]
-    values: tuple[str, ...]  # names that may stand without an option, besides files
+    values: tuple[str, ...]  # names that may stand without an option
+    takes_files: bool  # whether a file may stand there, too
 
     @property
     def flags(self) -> list[str]:
@@ -54,14 +56,16 @@ def all_verbs() -> list[VerbWords]:
     for verb, (_, summary) in VERBS.items():
         options: list[Option] = []
         values: list[str] = ["list", "all"] if verb == "reproduce" else []
+        takes_files = False
         for action in parser_of(verb)._actions:
             choices = tuple(map(str, action.choices or ()))
             if action.option_strings:
                 options.append(Option(tuple(action.option_strings), action.help or "", action.nargs != 0, choices))
             else:
                 values += choices or names.get(str(action.metavar), ())
-        found.append(VerbWords(verb, summary, tuple(options), tuple(values)))
-    found.append(VerbWords("help", "the options of one verb", (), tuple(VERBS)))
+                takes_files |= not choices
+        found.append(VerbWords(verb, summary, tuple(options), tuple(values), takes_files))
+    found.append(VerbWords("help", "the options of one verb", (), tuple(VERBS), takes_files=False))
     return found
 
 
@@ -90,7 +94,7 @@ _anyprec() {{
     local verb="${{COMP_WORDS[1]}}" words=""
     COMPREPLY=()
     if [[ $COMP_CWORD -eq 1 ]]; then
-        COMPREPLY=($(compgen -W "{" ".join(verb.name for verb in verbs)} --help --version" -- "$current"))
+        COMPREPLY=($(compgen -W "{" ".join([*(verb.name for verb in verbs), *ROOT_OPTIONS])}" -- "$current"))
         return
     fi
     case "$verb $before" in # the value of an option; without a reply bash completes files
@@ -114,13 +118,17 @@ complete -o default -F _anyprec anyprec
 def zsh_script(verbs: list[VerbWords]) -> str:
     cases = []
     for verb in verbs:
-        specs = [f"'*:name: _anyprec_names {' '.join(verb.values)}'"]
+        names = "_anyprec_names" if verb.takes_files else "compadd --"
+        specs = [f"'*:name: {names} {' '.join(verb.values)}'"] if verb.takes_files or verb.values else []
         for option in verb.options:
             action = f"({' '.join(option.values)})" if option.values else "_files"
             value = f":value:{action}" if option.takes_value else ""
-            specs += [f"'{name}[{escaped(option.help)}]{value}'" for name in option.names]
+            for name in option.names:
+                both = "=" if option.takes_value and name.startswith("--") else ""  # --out FILE and --out=FILE
+                specs.append(f"'{name}{both}[{escaped(option.help)}]{value}'")
         cases.append(f"        {verb.name}) _arguments {' '.join(specs)} ;;")
     listed = "\n".join(f"        '{verb.name}:{escaped(verb.summary)}'" for verb in verbs)
+    root = " ".join(f"'{name}[{escaped(text)}]'" for name, text in ROOT_OPTIONS.items())
     return f"""#compdef anyprec
 # Completion of anyprec for zsh. To have it in every shell, in a folder of $fpath:
 #   anyprec completion zsh > ~/.zfunc/_anyprec
@@ -133,7 +141,11 @@ _anyprec() {{
 {listed}
     )
     if (( CURRENT == 2 )); then
-        _describe verb verbs
+        if [[ $words[2] == -* ]]; then
+            _arguments {root}
+        else
+            _describe verb verbs
+        fi
         return
     fi
     local verb=$words[2]
@@ -158,19 +170,28 @@ def escaped(text: str) -> str:
 
 
 def fish_script(verbs: list[VerbWords]) -> str:
+    # fish's own __fish_seen_subcommand_from takes any word for the verb: a run folder called "run" among them.
     lines = [
         "# Completion of anyprec for fish. To have it in every shell:",
         "#   anyprec completion fish > ~/.config/fish/completions/anyprec.fish",
-        "complete -c anyprec -n __fish_use_subcommand -f",
+        "function __anyprec_verb # whether the verb is this one; without an argument, whether there is none yet",
+        "    set -l words (commandline -opc)",
+        '    test "$words[2]" = "$argv[1]"',
+        "end",
+        "complete -c anyprec -n __anyprec_verb -f",
     ]
+    for name, text in ROOT_OPTIONS.items():
+        lines.append(f"complete -c anyprec -n __anyprec_verb -l {name[2:]} -d {shlex.quote(text)}")
     for verb in verbs:
-        lines.append(f"complete -c anyprec -n __fish_use_subcommand -a {verb.name} -d {shlex.quote(verb.summary)}")
-        inside = f"complete -c anyprec -n '__fish_seen_subcommand_from {verb.name}'"
+        lines.append(f"complete -c anyprec -n __anyprec_verb -a {verb.name} -d {shlex.quote(verb.summary)}")
+        inside = f"complete -c anyprec -n '__anyprec_verb {verb.name}'"
+        if not verb.takes_files:
+            lines.append(f"{inside} -f")
         if verb.values:
             lines.append(f"{inside} -a '{' '.join(verb.values)}'")
         for option in verb.options:
             names = [f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names]
-            value = ["-r"] if option.takes_value else []
-            value += [f"-fa '{' '.join(option.values)}'"] if option.values else []
+            value = ["-rF"] if option.takes_value and not option.values else []  # -F: a file, whatever the verb takes
+            value += [f"-rfa '{' '.join(option.values)}'"] if option.values else []
             lines.append(" ".join([inside, *names, *value, "-d", shlex.quote(option.help.replace("%%", "%"))]))
     return "\n".join(lines) + "\n"

@@ -27,20 +27,22 @@ VERBS: dict[str, tuple[str, str]] = {
     "recipes": ("anyprec.cli.recipes", "the recipes that come with anyprec: data, network, cost, accuracy"),
     "evaluate": ("anyprec.cli.evaluate", "accuracy of a trained run at every width"),
     "calibrate": ("anyprec.cli.calibrate", "prepare a trained run for widths it was not trained for"),
-    "attack": ("anyprec.cli.attack", "accuracy at every width on images made to fool another one"),
-    "ptq": ("anyprec.cli.ptq", "quantize a float model without training: bit shifting, calibrated norms, ACIQ"),
-    "import": ("anyprec.cli.import_", "turn a reference checkpoint into an anyprec run"),
+    "attack": ("anyprec.cli.attack", "accuracy at every width on adversarial images made for another one"),
+    "quantize": ("anyprec.cli.quantize", "a float network and a folder of pictures to one model file, no training"),
+    "ptq": ("anyprec.cli.ptq", "quantize a float model without training: bit shifting, calibrated norms, ACIQ, GPTQ"),
+    "import": ("anyprec.cli.import_", "weights or an ONNX network made elsewhere, as an anyprec checkpoint"),
     "pack": ("anyprec.cli.pack", "turn a trained run into one model file of integers, for every width"),
     "models": ("anyprec.cli.models", "the pretrained models that come with anyprec: accuracy, size, speed"),
     "inspect": ("anyprec.cli.inspect", "what a model file holds, and how many bytes each width needs"),
     "run": ("anyprec.cli.run", "run a model file on images, or over a test set, at any width"),
+    "export": ("anyprec.cli.export", "a model file as ONNX models for other engines, one for each width"),
     "bench": ("anyprec.cli.bench", "time and memory at every width, beside other engines"),
-    "serve": ("anyprec.cli.serve", "serve model files over HTTP within a latency target, bits as the knob"),
-    "loadtest": ("anyprec.cli.loadtest", "put a server under a load: how many answers in time, at how many bits"),
-    "simulate": ("anyprec.cli.simulate", "serving in virtual time: how many replicas, what accuracy"),
+    "serve": ("anyprec.cli.serve", "serve model files over HTTP within a latency target, by choosing the bits"),
+    "loadtest": ("anyprec.cli.loadtest", "put a server under load: SLO attainment, latency, bits and accuracy"),
+    "simulate": ("anyprec.cli.simulate", "simulate serving in virtual time: how many replicas, what accuracy"),
     "reproduce": ("anyprec.cli.reproduce", "repeat the paper's experiments, one command each"),
-    "report": ("anyprec.cli.report", "one HTML page of what `reproduce` or `train` left in a folder"),
-    "info": ("anyprec.cli.info", "versions, CPU and instruction set, for a look or a bug report"),
+    "report": ("anyprec.cli.report", "one HTML page from the results of `reproduce` or `train`"),
+    "info": ("anyprec.cli.info", "versions, CPU and instruction set, for a bug report"),
     "completion": ("anyprec.cli.completion", "a script that completes verbs and options in bash, zsh or fish"),
 }
 
@@ -54,12 +56,13 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "scipy": ("SciPy", "train"),
     "tensorboard": ("TensorBoard", "train"),
     "matplotlib": ("Matplotlib", "report"),
+    "onnx": ("onnx", "onnx"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),
     "prometheus_client": ("prometheus_client", "serve"),
 }
 
-# What the machine says of files and folders, told in one line. Other OSErrors are ours to mend: they keep a traceback.
+# Errors of files and folders, reported in one line. Other OSErrors are our own mistakes and keep their traceback.
 OF_THE_SYSTEM = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY,
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE,
@@ -94,44 +97,44 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program name); returns the exit code."""
-    allow_odd_names()
+    escape_unprintable_text()
     try:
         code = dispatch(list(sys.argv[1:] if argv is None else argv))
         if sys.stdout is not None:
             sys.stdout.flush()  # so that a closed pipe or a full disk shows here, not at interpreter exit
         return code
     except AnyprecError as error:
-        return refuse(str(error))
+        return print_error(str(error))
     except KeyboardInterrupt as error:
         line = f"anyprec: interrupted; {error}" if str(error) else "anyprec: interrupted"
-        say(f"\n{line}" if is_terminal(sys.stderr) else line)  # behind the ^C
+        print_to_stderr(f"\n{line}" if is_terminal(sys.stderr) else line)  # behind the ^C
         return INTERRUPTED
     except UnicodeEncodeError as error:
         if not re.search("[\udc80-\udcff]", error.object):
             raise
-        return refuse(f"{error.object!r} is no text in UTF-8; write it in letters")
+        return print_error(f"{error.object!r} is no text in UTF-8; write it in letters")
     except RecursionError as error:
-        return refuse(f"something given is nested too deeply ({error})")
+        return print_error(f"something given is nested too deeply ({error})")
     except MemoryError as error:
-        return refuse(f"out of memory ({error}); use smaller batches or images" if str(error) else "out of memory")
+        return print_error(f"out of memory ({error}); use smaller batches or images" if str(error) else "out of memory")
     except OSError as error:
         # `anyprec ... | head` is no error. A pipe to a worker that died is one, and keeps its traceback.
-        closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and reader_gone(stream)]
+        closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and is_pipe_closed(stream)]
         if isinstance(error, BrokenPipeError) and closed:
-            silence(closed)
+            redirect_to_devnull(closed)
             return PIPE_CLOSED
         if error.errno not in OF_THE_SYSTEM:
             raise
-        silence([stream for stream in (sys.stdout,) if stream is not None])
-        return refuse(f"{name_of(error)} {error.strerror}")
+        redirect_to_devnull([stream for stream in (sys.stdout,) if stream is not None])
+        return print_error(f"{name_of(error)} {error.strerror}")
 
 
-def refuse(message: str) -> int:
-    say(f"anyprec: error: {' '.join(message.split())}")
+def print_error(message: str) -> int:
+    print_to_stderr(f"anyprec: error: {' '.join(message.split())}")
     return 2
 
 
-def say(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """On stderr, if anybody listens."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -150,14 +153,14 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
-def allow_odd_names() -> None:
+def escape_unprintable_text() -> None:
     """A path may hold bytes that are no text, or letters a terminal cannot show: these are printed as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def silence(streams: Sequence[TextIO]) -> None:
+def redirect_to_devnull(streams: Sequence[TextIO]) -> None:
     """What they still hold shall not fail again at interpreter exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
@@ -192,7 +195,7 @@ def dispatch(argv: list[str]) -> int:
 
 def known_verb(given: str) -> str:
     if given in RENAMED:
-        say(f"anyprec: '{given}' is now called '{RENAMED[given]}'")
+        print_to_stderr(f"anyprec: '{given}' is now called '{RENAMED[given]}'")
         return RENAMED[given]
     if given not in VERBS:
         raise AnyprecError(unknown_verb(given))
@@ -250,7 +253,7 @@ def unknown_verb(given: str) -> str:
     return f"unknown {kind} '{given}'; {advice}"
 
 
-def reader_gone(stream: TextIO) -> bool:
+def is_pipe_closed(stream: TextIO) -> bool:
     """Whether the other end of this stream is closed. False where the system cannot tell."""
     try:
         poll = select.poll()

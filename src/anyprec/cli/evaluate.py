@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="append", default=[], metavar="FILE.json", help="also this mixed profile; may be repeated"
     )
     parser.add_argument("--split", choices=("test", "train"), default="test", help="of the data set (default: test)")
-    parser.add_argument("--save", action="store_true", help="note the accuracies in the model, for `pack` to hand on")
+    parser.add_argument(
+        "--save", action="store_true", help="store the accuracies in the checkpoint, from where `pack` copies them"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -132,7 +132,7 @@ def op_row(file: ModelFile, op: dict[str, Any]) -> dict[str, Any]:
 # --- as text ---
 
 
-def by(sizes: Sequence[int | None]) -> str:
+def size_text(sizes: Sequence[int | None]) -> str:
     return " x ".join("?" if size is None else str(size) for size in sizes)
 
 
@@ -142,27 +142,34 @@ def summary(found: dict[str, Any]) -> str:
     kinds = Counter(op["op"] for op in found["ops"])
     image = "float images" + (" or uint8" if found["input"]["image"] else "")
     if "size" in found["input"]:
-        image += f"; made for {by(found['input']['size'])}"
+        image += f"; made for {size_text(found['input']['size'])}"
+    inputs = [("input", f"{size_text(found['input']['shape'])}  (H x W x C; {image})")]
+    if len(found["input"]["shape"]) != 3 or "input" in kinds:
+        given = [("input", found["input"])] + [(op["name"], op) for op in found["ops"] if op["op"] == "input"]
+        inputs = [
+            ("input", f"{name}: N x {size_text(one['shape'])}" + ("  (whole numbers)" if one.get("integer") else ""))
+            for name, one in given
+        ]
     pictures = [] if found["preprocessing"] is None else [("pictures", str(Preprocessing(**found["preprocessing"])))]
     rows = [
         ("file", f"{found['file']}  ({complete:,} bytes, {state})"),
         ("network", f"{found['name']}  (format {found['format']}, made by {found['made_by'] or 'unknown'})"),
-        ("input", f"{by(found['input']['shape'])}  (H x W x C; {image})"),
+        *inputs,
         *pictures,
-        ("output", ", ".join(f"{name}: {by(shape)}" for name, shape in found["outputs"].items())),
+        ("output", ", ".join(f"{name}: {size_text(shape)}" for name, shape in found["outputs"].items())),
         ("ops", f"{len(found['ops'])}: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())),
     ]
     for kind, title in (("quantized", "quantized"), ("fixed", "8 bit"), ("float", "float")):
         if kind != "fixed" or found[kind]["layers"]:
             rows.append((title, f"{found[kind]['weights']:,} weights in {found[kind]['layers']} layers"))
     if found["labels"] is not None:
-        rows.append(("labels", f"{len(found['labels'])}: {some(found['labels'])}"))
+        rows.append(("labels", f"{len(found['labels'])}: {shortened(found['labels'])}"))
     if found["verified"] is not None:
         rows.append(("checksums", f"{found['verified']} tensors, all as written"))
     return table(rows)
 
 
-def some(labels: Sequence[str], most: int = 72) -> str:
+def shortened(labels: Sequence[str], most: int = 72) -> str:
     """The first of them, as many as fit a line."""
     text = ", ".join(labels)
     return text if len(text) <= most else text[:most].rpartition(",")[0] + ", ..."
@@ -221,6 +228,6 @@ def layers(found: dict[str, Any]) -> str:
     for op in found["ops"]:
         shape = op.get("weight_shape")
         kind = {"fixed": "8 bit"}.get(op.get("weight_kind", ""), op.get("weight_kind", ""))
-        weight = ["", "", ""] if shape is None else [by(shape), f"{math.prod(shape):,}", kind]
-        rows.append([op["name"], op["op"], by(op["shape"]) + (" codes" if op["codes"] else ""), *weight])
+        weight = ["", "", ""] if shape is None else [size_text(shape), f"{math.prod(shape):,}", kind]
+        rows.append([op["name"], op["op"], size_text(op["shape"]) + (" codes" if op["codes"] else ""), *weight])
     return table(rows, right=(4,))

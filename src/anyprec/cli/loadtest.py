@@ -6,7 +6,6 @@ A table, --json, and with --out a folder of report.json, timeline.csv, requests.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import math
 import re
@@ -18,11 +17,12 @@ import numpy as np
 from anyprec.arguments import duration, seed, span, whole
 from anyprec.cli.output import print_json
 from anyprec.errors import AnyprecError, LoadTestError
+from anyprec.files import raise_file_limit
 from anyprec.loadtest import arrivals, report
 from anyprec.loadtest.client import LoadPlan
 from anyprec.loadtest.outcome import LoadOutcome
 from anyprec.loadtest.processes import send_from_processes
-from anyprec.loadtest.target import OUTPUT_DTYPES, Target, find, fit, messages, noise
+from anyprec.loadtest.target import OUTPUT_DTYPES, Target, find, fit_images, messages, noise
 from anyprec.progress import Progress
 
 EXAMPLE = "anyprec loadtest http://127.0.0.1:8000 --arrivals poisson:200 --seconds 30 --slo 20ms"
@@ -34,8 +34,8 @@ MOST_BYTES = 256 << 20  # of requests made beforehand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--model", metavar="NAME", help="which of its models (default: the only one)")
+    parser.add_argument("url", metavar="URL", help="address of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("--model", metavar="NAME", help="model to load (default: the only one)")
     parser.add_argument(
         "--arrivals",
         default="poisson:100",
@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:200, gamma:200:4 (rate, CV^2), uniform:200, steps:100@10,400@5, ramp:50:400, "
         "trace:FILE[:INTERVAL] (default: poisson:100)",
     )
-    parser.add_argument("--seconds", type=span, metavar="TIME", help="how long (default: 30s; steps have their own)")
+    parser.add_argument("--seconds", type=span, metavar="TIME", help="duration (default: 30s; steps define their own)")
     parser.add_argument("--slo", type=duration, default=0.05, metavar="TIME", help="the latency target (default: 50ms)")
     parser.add_argument(
-        "--deadline", type=duration, metavar="TIME", help="what the server is told (default: the target)"
+        "--deadline", type=duration, metavar="TIME", help="deadline sent to the server (default: the target)"
     )
     parser.add_argument("--images", metavar="FILE.npy", help="images to send (default: noise)")
     parser.add_argument("--dataset", metavar="NAME", help="send this data set's test images and check the answers")
-    parser.add_argument("--data", metavar="DIR", help="folder that holds it")
+    parser.add_argument("--data", metavar="DIR", help="folder that holds the data set")
     parser.add_argument("--bits", metavar="BITS", help="ask for this width or profile in every request")
     parser.add_argument("--min-bits", type=whole(1, 32), metavar="BITS", help="allow no narrower width")
     parser.add_argument(
@@ -58,24 +58,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="a header of every request, such as a key",
+        help="header to add to every request, such as a key",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the arrivals (default: 0)")
-    parser.add_argument("--processes", type=whole(1, 1024), default=1, metavar="N", help="that send (default: 1)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the arrivals (default: 0)")
     parser.add_argument(
-        "--real-time", action="store_true", help="send before all other programs of this machine run (root, on Linux)"
+        "--processes", type=whole(1, 1024), default=1, metavar="N", help="sending processes (default: 1)"
     )
-    parser.add_argument("--connections", type=CONNECTIONS, default=4, metavar="N", help="opened at first (default: 4)")
-    parser.add_argument("--limit", type=CONNECTIONS, default=4096, metavar="N", help="most connections (default: 4096)")
+    parser.add_argument("--real-time", action="store_true", help="send with real-time priority (Linux, root)")
     parser.add_argument(
-        "--timeout", type=duration, default=10.0, metavar="TIME", help="when an answer is given up (default: 10s)"
+        "--connections", type=CONNECTIONS, default=4, metavar="N", help="connections opened at the start (default: 4)"
+    )
+    parser.add_argument(
+        "--limit", type=CONNECTIONS, default=4096, metavar="N", help="maximum number of connections (default: 4096)"
+    )
+    parser.add_argument(
+        "--timeout", type=duration, default=10.0, metavar="TIME", help="longest wait for an answer (default: 10s)"
     )
     parser.add_argument("--out", metavar="DIR", help="write report.json, timeline.csv, requests.csv, load.png there")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    slo_s, seconds = args.slo, length(args)
+    slo_s, seconds = args.slo, load_seconds(args)
     times = arrivals.parse(args.arrivals, seconds, args.seed)
     if not len(times):
         raise AnyprecError(f"--arrivals {args.arrivals} for {seconds:g} s is no request at all; give more of either")
@@ -99,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
         keep_outputs=labels is not None,
         real_time=args.real_time,
     )
-    allow_files(plan.limit + 64)
+    raise_file_limit(plan.limit)
     outcome = shown(plan, times, args.processes, seconds)
-    right = None if labels is None else report.judge(outcome, labels, OUTPUT_DTYPES[target.output_datatype])
+    right = None if labels is None else report.correct_answers(outcome, labels, OUTPUT_DTYPES[target.output_datatype])
     summary = report.summarize(outcome, slo_s, seconds, right=right, expected=target.accuracy)
     about = {
         "url": args.url,
@@ -138,7 +142,7 @@ def pictures_of(args: argparse.Namespace, target: Target, needed: int) -> tuple[
         labels = None
         images = read_images(Path(args.images)) if args.images else noise(target, min(NOISE, needed))
     count = min(len(images), needed, MOST_IMAGES, max(1, MOST_BYTES // max(1, images[0].nbytes)))
-    return fit(images[:count], target), None if labels is None else np.asarray(labels[:count])
+    return fit_images(images[:count], target), None if labels is None else np.asarray(labels[:count])
 
 
 def read_images(path: Path) -> np.ndarray:
@@ -173,23 +177,10 @@ def draw(rows: list[dict[str, float | None]], summary: report.Summary, title: st
     draw_load(rows, summary.slo_ms, f"{title}: {100 * summary.attainment:.2f} % in time", path)
 
 
-def allow_files(count: int) -> None:
-    """Every connection is an open file, and systems allow 1024 or fewer until one asks for more."""
-    try:
-        import resource
-    except ImportError:  # no such limit on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # what is allowed has to do; requests that wait are reported
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 # --- What the user typed -----------------------------------------------------------------------------------------
 
 
-def length(args: argparse.Namespace) -> float:
+def load_seconds(args: argparse.Namespace) -> float:
     kind, _, rest = args.arrivals.partition(":")
     if kind != "steps":
         return args.seconds or 30.0

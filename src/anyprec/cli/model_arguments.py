@@ -13,6 +13,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", metavar="NAME", help="the data set (default: the one of the model's recipe)")
     parser.add_argument("--limit", type=positive, metavar="N", help="use this many images (default: all)")
     parser.add_argument(
-        "--batch-size", type=positive, default=500, metavar="N", help="default: 500; for masks at most the recipe's"
+        "--batch-size",
+        type=positive,
+        default=500,
+        metavar="N",
+        help="images per batch (default: 500; for segmentation at most the recipe's)",
     )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")

@@ -20,7 +20,7 @@ EXAMPLE = "anyprec models cifar10-vgg-small"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show the card of this model (default: list all)")
-    parser.add_argument("--fetch", action="store_true", help="download it, unless it is here; print its path")
+    parser.add_argument("--fetch", action="store_true", help="download the model if necessary, and print its path")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="append", default=[], metavar="FILE.json", help="also this mixed profile; may be repeated"
     )
     parser.add_argument(
-        "--labels", metavar="FILE.txt", help="names of the classes, one a line (default: the data set's)"
+        "--labels", metavar="FILE.txt", help="names of the classes, one per line (default: the data set's)"
     )
-    parser.add_argument("--dataset", metavar="NAME", help="the data set it is for (default: of the model's recipe)")
+    parser.add_argument("--dataset", metavar="NAME", help="the data set (default: the one of the model's recipe)")
     parser.add_argument(
         "--first-last", choices=FIRST_LAST, default="float", help="first and last layers (default: float)"
     )
@@ -71,9 +71,13 @@ def run(args: argparse.Namespace) -> int:
     if dataset is not None and dataset not in DATASETS:
         raise DataError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}")
     model = load_model(path)
-    image, labels = checked_facts(known_facts(record, path, args.dataset, args.data), record, dataset)
-    channels, height, width = image_shape(record)
-    shape = (channels, *((height, width) if image is None or image.size is None else image.size))
+    if record["net"] == "onnx":  # imported: it brings the shape of its input, and may not be for images
+        image, labels = known_facts(record, path, args.dataset, args.data)
+        shape = tuple(record["net_options"]["input_shape"])
+    else:
+        image, labels = checked_facts(known_facts(record, path, args.dataset, args.data), record, dataset)
+        channels, height, width = image_shape(record)
+        shape = (channels, *((height, width) if image is None or image.size is None else image.size))
     # Of the range it was trained on: enough to compare the file with it
     example = image_noise(IMAGES, shape, image.image if image else None)
     if args.first_last != "float":

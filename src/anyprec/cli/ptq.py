@@ -1,7 +1,7 @@
-"""`anyprec ptq RUN --method bs,bc,aciq --data DIR`: quantize a float model without training; a table of accuracies.
+"""`anyprec ptq RUN --method bs,bc,aciq,gptq --data DIR`: quantize a float model without training; print accuracies.
 
 RUN is a run folder or checkpoint of ours that has a float width, or float weights of a network of the zoo. With
-`--out` each model that a checkpoint can hold (bs, bc) is saved for `evaluate` and `pack`. The work is methods.py's.
+`--out` each model that a checkpoint can hold (all but aciq) is saved for `evaluate` and `pack`. The work: methods.py.
 """
 
 from __future__ import annotations
@@ -42,17 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", default="1-8", metavar="BITS", help="for example 1,2,4,8 (default: 1-8)")
     parser.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
     parser.add_argument("--dataset", metavar="NAME", help="the data set (default: the one of the model's recipe)")
-    parser.add_argument("--net", metavar="NAME", help="network of a file of float weights, where it cannot be told")
+    parser.add_argument("--net", metavar="NAME", help="network of a file of float weights, if its names do not tell")
     parser.add_argument(
         "--quantizer", choices=NESTING_QUANTIZERS, default="lsq", help="grid of bs and bc (default: lsq, linear)"
     )
     parser.add_argument(
-        "--images", type=positive, default=512, metavar="N", help="training images to look at (default: 512)"
+        "--images", type=positive, default=512, metavar="N", help="training images to use (default: 512)"
+    )
+    parser.add_argument(
+        "--tune-steps", type=int, default=100, metavar="N", help="of gptq, for each width that needs it (default: 100)"
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="test on this many images (default: all)")
-    parser.add_argument("--batch-size", type=positive, default=500, metavar="N", help="of testing (default: 500)")
+    parser.add_argument(
+        "--batch-size", type=positive, default=500, metavar="N", help="images per test batch (default: 500)"
+    )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
-    parser.add_argument("--out", metavar="DIR", help="save results in DIR, and models as DIR/bs and DIR/bc")
+    parser.add_argument("--out", metavar="DIR", help="save results in DIR, and models as DIR/bs, DIR/bc, DIR/gptq")
     parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -75,6 +80,7 @@ def compare(
 ) -> int:
     from anyprec.data import load_data
     from anyprec.post_training.aciq import mean_bits
+    from anyprec.post_training.gptq import GptqSettings
     from anyprec.post_training.methods import ptq
     from anyprec.post_training.source import kept_facts, training_batches
     from anyprec.training.evaluate import evaluate
@@ -85,6 +91,7 @@ def compare(
     kept = kept_facts(args.model, training, test, recipe)
     loader = training_batches(training, recipe, args.device)
     at_once = min(args.batch_size, recipe.eval_batch_size) if test.task == "segmentation" else args.batch_size
+    settings = GptqSettings(tune_steps=args.tune_steps)
     out = open_folder(args.out, methods, args.overwrite)
 
     def tested(model: nn.Module, settings: tuple[int, ...]) -> Results:
@@ -100,7 +107,7 @@ def compare(
         if bar is not None:
             bar.update()
         for method in methods:
-            model = ptq(source, loader, method, widths, quantizer=args.quantizer, progress=not args.json)
+            model = ptq(source, loader, method, widths, quantizer=args.quantizer, gptq=settings, progress=not args.json)
             done[method] = tested(model, widths)
             if method == "aciq":
                 spent = {str(k): bits for k, bits in mean_bits(model).items() if k in widths}

@@ -16,7 +16,7 @@ EXAMPLE = "anyprec report runs/small"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="DIR", help="what `anyprec reproduce` was given as --out, or the folder of a training run"
+        "folder", metavar="DIR", help="the --out folder of `anyprec reproduce`, or the folder of a training run"
     )
     parser.add_argument("--out", metavar="FILE.html", help="the page to write (default: report.html in the folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the path")

@@ -20,7 +20,7 @@ from anyprec.files import locked
 if TYPE_CHECKING:
     from anyprec.reproduce.experiment import Experiment
     from anyprec.reproduce.pool import Task
-    from anyprec.reproduce.store import Store, Training
+    from anyprec.reproduce.store import Training, TrainingStore
 
 EXAMPLE = "anyprec reproduce table1 --scale small --data DIR --out runs/small"
 
@@ -35,20 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="folder for trainings, results and the report")
     parser.add_argument(
-        "--data", metavar="DIR", help="folder that holds the data sets, or a folder for each by its name"
+        "--data", metavar="DIR", help="folder that holds the data sets, together or each in a folder of its name"
     )
     parser.add_argument(
         "--jobs",
         type=whole(0, 1024),
         default=0,
         metavar="N",
-        help="trainings at a time, a thread each (default: cores; 1 on a GPU)",
+        help="trainings in parallel, one thread each (default: one per core; 1 on a GPU)",
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ... (default: a GPU if there is one)")
-    parser.add_argument(
-        "--again", action="store_true", help="run these experiments anew; trainings that are done are kept"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="try out one step of everything, say what it would cost")
+    parser.add_argument("--again", action="store_true", help="run these experiments again; finished trainings are kept")
+    parser.add_argument("--dry-run", action="store_true", help="try one step of everything and estimate the cost")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -98,18 +96,20 @@ def show_cost(experiments: list[Experiment], args: argparse.Namespace) -> int:
     return 0
 
 
-def store_of(args: argparse.Namespace) -> Store:
+def store_of(args: argparse.Namespace) -> TrainingStore:
     import torch
 
     from anyprec.reproduce.job import made_up_folder
-    from anyprec.reproduce.store import Store
+    from anyprec.reproduce.store import TrainingStore
 
     out, data = Path(args.out), Path(args.data).expanduser().resolve() if args.data else None
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Store(out / "trainings", data, device, made_up_folder(args.scale, out))
+    return TrainingStore(out / "trainings", data, device, made_up_folder(args.scale, out))
 
 
-def reproduce(experiments: list[Experiment], todo: list[Experiment], store: Store, args: argparse.Namespace) -> int:
+def reproduce(
+    experiments: list[Experiment], todo: list[Experiment], store: TrainingStore, args: argparse.Namespace
+) -> int:
     from anyprec.report.page import write_report
     from anyprec.reproduce.catalog import note_run
     from anyprec.reproduce.pool import DONE, run_jobs
@@ -158,7 +158,7 @@ def check_folder(out: Path, scale: str) -> None:
         raise AnyprecError(f"{out} holds a run at scale {then}; give --scale {then}, or another --out")
 
 
-def check_data(trainings: Sequence[Training], store: Store) -> None:
+def check_data(trainings: Sequence[Training], store: TrainingStore) -> None:
     """All data sets can be read, or one error names every one that cannot: now, not after hours of training."""
     from anyprec.data import load_data
 
@@ -180,7 +180,7 @@ def check_data(trainings: Sequence[Training], store: Store) -> None:
         )
 
 
-def tasks_of(todo: list[Experiment], scale: str, out: Path, store: Store) -> list[Task]:
+def tasks_of(todo: list[Experiment], scale: str, out: Path, store: TrainingStore) -> list[Task]:
     """What is still to do, in the order of the experiments; each after its trainings."""
     from anyprec.reproduce.catalog import trainings_of
     from anyprec.reproduce.cost import estimate, rates_of

@@ -60,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as 4, 1-8,32, all, a mixed profile, or random: drawn for each image (default: the widest; a test "
         "set: all)",
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads a call (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads per call (default: 1)")
     parser.add_argument(
-        "--size", type=int, metavar="N", help="height and width of the images, where the file leaves it free"
+        "--size", type=int, metavar="N", help="height and width of the images, if the network takes any size"
     )
     parser.add_argument("--max-bits", type=int, metavar="K", help="read only the first K bits of the file")
     parser.add_argument(
@@ -73,15 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     images = parser.add_argument_group("for images")
-    images.add_argument("--layout", choices=LAYOUTS, help="of .npy arrays (default: seen from the channels)")
+    images.add_argument("--layout", choices=LAYOUTS, help="layout of .npy arrays (default: detected from the channels)")
     images.add_argument("--top", type=int, metavar="N", help="classes to show (default: 3)")
     images.add_argument("--out", metavar="FILE.npy", help="also write the outputs")
-    images.add_argument("--masks", metavar="DIR", help="of a segmentation: also write colored masks and overlays")
+    images.add_argument("--masks", metavar="DIR", help="for segmentation: also write colored masks and overlays")
     tests = parser.add_argument_group("for a test set")
     tests.add_argument("--dataset", metavar="NAME", help="accuracy over this data set's test images, such as digits")
-    tests.add_argument("--data", metavar="DIR", help="folder that holds it (the embedded digits need none)")
+    tests.add_argument("--data", metavar="DIR", help="folder that holds the data set (the embedded digits need none)")
     tests.add_argument("--limit", type=int, metavar="N", help="use this many images (default: all)")
-    tests.add_argument("--batch", type=int, metavar="N", help="images a call (default: 1)")
+    tests.add_argument("--batch", type=int, metavar="N", help="images per call (default: 1)")
     tests.add_argument("--picture", metavar="FILE.png", help="also draw accuracy and latency against bits")
 
 

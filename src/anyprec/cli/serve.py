@@ -32,44 +32,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo", type=duration, default=0.05, metavar="TIME", help="the latency target, such as 50ms (the default)"
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: this machine alone)"
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: only this machine)"
     )
     parser.add_argument(
         "--port", type=whole(0, 65535), default=8000, metavar="N", help="port (default: 8000; 0: any free one)"
     )
     how = parser.add_argument_group("how it runs")
-    how.add_argument("--policy", choices=("adaptive", "accuracy"), default="adaptive", help="default: adaptive")
+    how.add_argument(
+        "--policy",
+        choices=("adaptive", "accuracy"),
+        default="adaptive",
+        help="how the width is chosen (default: adaptive)",
+    )
     how.add_argument("--bits", metavar="BITS", help="hold this width (or mixed profile) instead of adapting it")
-    how.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help="threads of one call (default: 1)")
+    how.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help="threads per batch (default: 1)")
     how.add_argument(
-        "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run side by side (default: 1)"
+        "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run in parallel (default: 1)"
     )
-    how.add_argument("--pin", action="store_true", help="reserve one core for HTTP, on a machine of its own")
-    how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="of the tensors (default: NCHW)")
-    how.add_argument("--memory-budget", type=size, metavar="BYTES", help="prepared weights a model keeps")
     how.add_argument(
-        "--warm-up", type=duration, default=3.0, metavar="TIME", help="time to measure a model in (default: 3s)"
+        "--pin", action="store_true", help="reserve one core for HTTP; for a server with a machine to itself"
     )
-    how.add_argument("--no-watch", action="store_true", help="look for replaced files on SIGHUP only")
+    how.add_argument("--layout", choices=LAYOUTS, default="NCHW", help="layout of tensors in requests (default: NCHW)")
+    how.add_argument("--memory-budget", type=size, metavar="BYTES", help="maximum bytes of prepared weights per model")
+    how.add_argument(
+        "--warm-up",
+        type=duration,
+        default=3.0,
+        metavar="TIME",
+        help="time spent on measuring each model at the start (default: 3s)",
+    )
+    how.add_argument("--no-watch", action="store_true", help="reload replaced files only on SIGHUP")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-batch", type=whole(1, 65536), metavar="N", help="images per batch, and per request (default: 32)"
     )
     limits.add_argument("--max-queue", type=positive, metavar="N", help="queued images (default: 1024)")
-    limits.add_argument("--max-body", type=size, metavar="BYTES", help="bytes of a request (default: 16MiB)")
-    limits.add_argument("--max-json", type=size, metavar="BYTES", help="bytes of its JSON (default: 4MiB)")
+    limits.add_argument("--max-body", type=size, metavar="BYTES", help="bytes per request (default: 16MiB)")
+    limits.add_argument("--max-json", type=size, metavar="BYTES", help="bytes of JSON per request (default: 4MiB)")
+    limits.add_argument("--max-answer-json", type=size, metavar="BYTES", help="bytes per JSON answer (default: 64MiB)")
     limits.add_argument(
-        "--max-answer-json", type=size, metavar="BYTES", help="bytes of an answer in JSON (default: 64MiB)"
+        "--max-held", type=size, metavar="BYTES", help="bytes of all request bodies in memory (default: 512MiB)"
     )
-    limits.add_argument("--max-held", type=size, metavar="BYTES", help="bytes of all requests (default: 512MiB)")
-    limits.add_argument("--max-connections", type=positive, metavar="N", help="default: 1024")
-    limits.add_argument("--max-connections-per-address", type=positive, metavar="N", help="of them (default: half)")
-    limits.add_argument("--max-pixels", type=positive, metavar="N", help="of a tensor of free size (default: 2^20)")
-    limits.add_argument("--max-image-pixels", type=positive, metavar="N", help="of a posted file")
-    limits.add_argument("--image-timeout", type=duration, metavar="TIME", help="to decode a posted file (default: 5s)")
-    limits.add_argument("--header-timeout", type=duration, metavar="TIME", help="default: 10s")
-    limits.add_argument("--body-timeout", type=duration, metavar="TIME", help="default: 30s")
-    limits.add_argument("--write-timeout", type=duration, metavar="TIME", help="default: 30s")
+    limits.add_argument("--max-connections", type=positive, metavar="N", help="open connections (default: 1024)")
+    limits.add_argument(
+        "--max-connections-per-address",
+        type=positive,
+        metavar="N",
+        help="open connections from one address (default: half)",
+    )
+    limits.add_argument(
+        "--max-pixels",
+        type=positive,
+        metavar="N",
+        help="pixels per image, where the network takes any size (default: 2^20)",
+    )
+    limits.add_argument("--max-image-pixels", type=positive, metavar="N", help="pixels per posted image file")
+    limits.add_argument(
+        "--image-timeout", type=duration, metavar="TIME", help="time to decode a posted image file (default: 5s)"
+    )
+    limits.add_argument(
+        "--header-timeout", type=duration, metavar="TIME", help="time to receive the headers (default: 10s)"
+    )
+    limits.add_argument(
+        "--body-timeout",
+        type=duration,
+        metavar="TIME",
+        help="time to receive the body at less than 16 KiB/s (default: 30s)",
+    )
+    limits.add_argument(
+        "--write-timeout", type=duration, metavar="TIME", help="longest time without the client reading (default: 30s)"
+    )
     safety = parser.add_argument_group("who may call")
     safety.add_argument(
         "--api-key-file", metavar="FILE", help="one key per line; or ANYPREC_API_KEYS in the environment"
@@ -80,32 +112,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--local-control", action="store_true", help="control without a key, from this machine; not behind a proxy"
     )
     safety.add_argument(
-        "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
+        "--trusted-proxy", type=proxy_network, action="append", default=[], metavar="ADDRESS",
         help="a proxy (or network of them): no limit per address, and its X-Forwarded-For names the client",
     )  # fmt: skip
     safety.add_argument("--tls-cert", metavar="FILE", help="PEM certificate chain: serve https")
-    safety.add_argument("--tls-key", metavar="FILE", help="its key, where it is not in the same file")
+    safety.add_argument("--tls-key", metavar="FILE", help="private key, if it is not in the certificate file")
     logs = parser.add_argument_group("logs and the end")
-    logs.add_argument("--log", choices=("text", "json"), default="text", help="form of the log on stderr")
-    logs.add_argument("--log-level", choices=tuple(LEVELS), default="info", help="default: info")
-    logs.add_argument("--log-requests", action="store_true", help="a line for every request")
+    logs.add_argument("--log", choices=("text", "json"), default="text", help="format of the log on stderr")
+    logs.add_argument(
+        "--log-level", choices=tuple(LEVELS), default="info", help="least severe messages to log (default: info)"
+    )
+    logs.add_argument("--log-requests", action="store_true", help="log every request")
     logs.add_argument(
         "--drain-delay",
         type=delay,
         default=0.0,
         metavar="TIME",
-        help="serve this long as not ready (default: 0s)",
+        help="after SIGTERM, report not ready but keep serving for this long (default: 0s)",
     )
     logs.add_argument(
         "--drain-timeout",
         type=delay,
         default=30.0,
         metavar="TIME",
-        help="longest wait for answers (default: 30s)",
+        help="after that, longest wait for pending answers (default: 30s)",
     )
 
 
-def network(text: str) -> Network:
+def proxy_network(text: str) -> Network:
     from anyprec.serve.connections.table import network_of
 
     try:
@@ -115,7 +149,7 @@ def network(text: str) -> Network:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anyprec.serve.connections.cores import Cores, keep_to, split_cores
+    from anyprec.serve.connections.cores import Cores, pin_thread, split_cores
     from anyprec.serve.connections.server import address_of, is_local, listen, listen_unix
     from anyprec.serve.connections.server import run as run_server
     from anyprec.serve.http.keys import read_keys
@@ -143,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_watch:
             models.watch()
         server.on_ready = lambda: announce(models, address)
-        keep_to(cores.http)
+        pin_thread(cores.http)
         return run_server(server, *listeners)
 
 

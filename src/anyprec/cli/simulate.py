@@ -31,10 +31,10 @@ from anyprec.serve.simulation.simulate import (
     BALANCES,
     QUIET,
     Autoscale,
-    Noise,
-    Setup,
     Simulation,
     SimulationResult,
+    SimulationSetup,
+    TimingNoise,
     simulate,
 )
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=span,
         default=60.0,
         metavar="TIME",
-        help="how long, in simulated time (default: 60s; not for steps)",
+        help="simulated duration (default: 60s; steps define their own)",
     )
     parser.add_argument(
         "--slo", default="50ms", metavar="TIME", help="latency target: 50ms, or 3x for three times the widest width"
@@ -87,50 +87,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--servers", type=whole(1, 10_000), default=1, metavar="N", help="replicas behind a balancer (default: 1)"
     )
     parser.add_argument(
-        "--engines", type=whole(1, 1024), default=1, metavar="N", help="engine threads of each (default: 1)"
+        "--engines", type=whole(1, 1024), default=1, metavar="N", help="engine threads per server (default: 1)"
     )
-    parser.add_argument("--balance", choices=BALANCES, default="two", help="two: the better of two at random (default)")
-    parser.add_argument("--autoscale", metavar="MIN-MAX", help="let servers come and go between these numbers")
+    parser.add_argument(
+        "--balance",
+        choices=BALANCES,
+        default="two",
+        help="how requests are spread; two: the less busy of two random servers (default)",
+    )
+    parser.add_argument("--autoscale", metavar="MIN-MAX", help="start and stop servers within these limits")
     parser.add_argument(
         "--starts-in", type=delay, default=30.0, metavar="TIME", help="time a new server takes to start (default: 30s)"
     )
-    parser.add_argument("--fail", type=moments, metavar="TIME,TIME", default=(), help="when a server dies: 10s,30s")
     parser.add_argument(
-        "--max-batch", type=whole(1, 4096), default=32, metavar="N", help="images a batch (default: 32)"
+        "--fail",
+        type=parse_times,
+        metavar="TIME,TIME",
+        default=(),
+        help="times at which a server fails, such as 10s,30s",
+    )
+    parser.add_argument(
+        "--max-batch", type=whole(1, 4096), default=32, metavar="N", help="images per batch (default: 32)"
     )
     parser.add_argument(
         "--margin",
         type=delay,
         metavar="TIME",
-        help="kept back from each deadline (default: a tenth of the SLO, at most 5ms)",
+        help="reserved from each deadline (default: a tenth of the SLO, at most 5ms)",
     )
     parser.add_argument("--quiet", action="store_true", help="no network, no jitter, no hiccups")
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of arrivals and jitter (default: 0)")
-    parser.add_argument("--find-servers", type=real, metavar="PERCENT", help="fewest servers with so many in time")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of arrivals and jitter (default: 0)")
     parser.add_argument(
-        "--accuracy", type=real, metavar="PERCENT", help="with --find-servers: mean accuracy to be kept, in percent"
+        "--find-servers",
+        type=real,
+        metavar="PERCENT",
+        help="find the smallest number of servers that keeps this share in time",
     )
-    parser.add_argument("--find-rate", type=real, metavar="PERCENT", help="highest load with so many in time")
+    parser.add_argument(
+        "--accuracy", type=real, metavar="PERCENT", help="with --find-servers: mean accuracy to keep, in percent"
+    )
+    parser.add_argument(
+        "--find-rate", type=real, metavar="PERCENT", help="find the highest load with this share in time"
+    )
     parser.add_argument(
         "--grid",
         nargs="?",
         const=GRID,
         metavar="LOADS@CV2S",
-        help=f"compare policies over loads (times what the widest width alone holds) and bursts (default: {GRID})",
+        help=f"compare policies over loads (relative to the capacity at the widest width) and bursts (default: {GRID})",
     )
     parser.add_argument(
         "--requests",
         type=whole(1, 100_000_000),
         default=20_000,
         metavar="N",
-        help="of each cell of --grid, each try of --find-rate",
+        help="requests per cell of --grid and per step of --find-rate",
     )
     parser.add_argument(
         "--threads",
         type=whole(1, 1024),
         default=1,
         metavar="N",
-        help="threads a call, when a model is timed (default: 1)",
+        help="threads per call, when a model is timed (default: 1)",
     )
     parser.add_argument("--save-table", metavar="FILE.json", help="keep the measured latency table")
     parser.add_argument("--picture", metavar="FILE.png", help="load, widths and latency over time (needs Matplotlib)")
@@ -168,7 +186,7 @@ def read(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[st
     else:
         times, accuracies = measure_latency(args)
     if args.save_table:
-        record = {"ms": in_ms(times), "accuracy": accuracies}
+        record = {"ms": times_in_ms(times), "accuracy": accuracies}
         write_text(args.save_table, json.dumps(record, indent=2) + "\n")
     return times, accuracies
 
@@ -187,7 +205,7 @@ def measure_latency(args: argparse.Namespace) -> tuple[dict[str, dict[int, float
 
 def setup_of(
     args: argparse.Namespace, times: dict[str, dict[int, float]], accuracies: dict[str, float | None]
-) -> Setup:
+) -> SimulationSetup:
     slo = slo_of(args.slo, times)
     scale = None
     if args.autoscale:
@@ -195,7 +213,7 @@ def setup_of(
         if not (dash and least.isdigit() and most.isdigit() and 1 <= int(least) <= int(most)):
             raise ServeError(f"--autoscale {args.autoscale!r} is not a range of servers; write for example 1-10")
         scale = Autoscale(int(most), int(least), starts_in=args.starts_in)
-    return Setup(
+    return SimulationSetup(
         times=times,
         accuracies=accuracies,
         slo=slo,
@@ -204,13 +222,13 @@ def setup_of(
         engines=args.engines,
         servers=max(args.servers, scale.least) if scale else args.servers,
         balance=args.balance,
-        noise=QUIET if args.quiet else Noise(),
+        noise=QUIET if args.quiet else TimingNoise(),
         autoscale=scale,
         failures=tuple(sorted(args.fail)),
     )
 
 
-def moments(text: str) -> list[float]:
+def parse_times(text: str) -> list[float]:
     return [delay(part) for part in text.split(",") if part]
 
 
@@ -248,7 +266,7 @@ def arrivals_of(args: argparse.Namespace) -> np.ndarray:
 
 
 def run_once(
-    args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.PolicySetting]
+    args: argparse.Namespace, setup: SimulationSetup, policies: Sequence[capacity.PolicySetting]
 ) -> tuple[dict[str, Any], str]:
     times = arrivals_of(args)
     results: list[SimulationResult] = []
@@ -275,7 +293,7 @@ def run_once(
 
 
 def run_find_rate(
-    args: argparse.Namespace, setup: Setup, policies: Sequence[capacity.PolicySetting]
+    args: argparse.Namespace, setup: SimulationSetup, policies: Sequence[capacity.PolicySetting]
 ) -> tuple[dict[str, Any], str]:
     share = share_of(args.find_rate, "--find-rate")
     kind, _, rest = args.arrivals.partition(":")
@@ -293,7 +311,7 @@ def run_find_rate(
     return {"rates": rates, "attainment": share, "cv2": cv2}, text
 
 
-def run_grid(args: argparse.Namespace, setup: Setup) -> tuple[dict[str, Any], str]:
+def run_grid(args: argparse.Namespace, setup: SimulationSetup) -> tuple[dict[str, Any], str]:
     loads, cv2s = grid_of(args.grid)
     levels = Simulation(np.zeros(0), setup, args.seed).servers[0].core.levels
     widest = levels[-1].profile
@@ -301,7 +319,7 @@ def run_grid(args: argparse.Namespace, setup: Setup) -> tuple[dict[str, Any], st
         ("adaptive", None),
         *(("fixed", level.bits) for level in reversed(levels)),
     ]
-    cells: list[capacity.Cell] = []
+    cells: list[capacity.GridCell] = []
     with Progress("simulate", total=len(loads) * len(cv2s) * len(policies), unit="cell") as bar:
         base = capacity.highest_rate(
             replace(setup, policy="fixed", bits=widest), 0.99, requests=args.requests, seed=args.seed
@@ -309,12 +327,12 @@ def run_grid(args: argparse.Namespace, setup: Setup) -> tuple[dict[str, Any], st
         for cell in capacity.grid(setup, base, loads, cv2s, policies, args.requests, args.seed + 1):
             cells.append(cell)
             bar.update()
-    beaten = capacity.beaten(cells)
+    dominated = capacity.dominated_cells(cells)
     labels = [label(replace(setup, policy=name, bits=bits)) for name, bits in policies]
     rows = [("CV^2", "load", *labels)]
     for i in range(0, len(cells), len(policies)):
         part = cells[i : i + len(policies)]
-        shown = (f"{missed(cell.result)} / {cell.result.accuracy:.2f}" for cell in part)
+        shown = (f"{missed_percent(cell.result)} / {cell.result.accuracy:.2f}" for cell in part)
         rows.append((f"{part[0].cv2:g}", f"{part[0].load:g}", *shown))
     text = (
         f"target {1e3 * setup.slo:g} ms; load 1 is {base:.1f} requests a second, where fixed {widest} bit has 99 % in "
@@ -323,11 +341,11 @@ def run_grid(args: argparse.Namespace, setup: Setup) -> tuple[dict[str, Any], st
     text += (
         "\n".join(
             f"at load {cell.load:g}, CV^2 {cell.cv2:g}: fixed {other.policy[1]} bit is better in both"
-            for cell, other in beaten
+            for cell, other in dominated
         )
         or "no fixed width is better than adaptive in both, in any cell"
     )
-    record = {"base_rate": base, "cells": [cell.record() for cell in cells], "beaten": len(beaten)}
+    record = {"base_rate": base, "cells": [cell.record() for cell in cells], "beaten": len(dominated)}
     return record, text
 
 
@@ -378,20 +396,20 @@ def rows_of(results: Sequence[SimulationResult]) -> str:
     return text
 
 
-def label(setup: Setup) -> str:
+def label(setup: SimulationSetup) -> str:
     return setup.policy if setup.bits is None else f"{setup.bits} bit" if str(setup.bits).isdigit() else str(setup.bits)
 
 
-def missed(result: SimulationResult) -> str:
+def missed_percent(result: SimulationResult) -> str:
     """Percent; as many digits as the number of requests can tell."""
     return f"{100 * (1 - result.attainment):.3f}"
 
 
-def in_ms(times: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+def times_in_ms(times: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
     return {profile: {str(n): round(1e3 * s, 5) for n, s in cells.items()} for profile, cells in times.items()}
 
 
-def table_record(setup: Setup) -> dict[str, Any]:
+def table_record(setup: SimulationSetup) -> dict[str, Any]:
     return {"ms": LatencyTable(setup.times).record()["ms"], "accuracy": dict(setup.accuracies)}
 
 

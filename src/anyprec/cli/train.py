@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="download the data set into --data if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a recipe field")
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    again.add_argument("--overwrite", action="store_true", help="begin anew where --out holds a run already")
+    again.add_argument("--resume", action="store_true", help="continue the run in --out")
+    again.add_argument("--overwrite", action="store_true", help="start over if --out already holds a run")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if there is one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 

@@ -1,7 +1,9 @@
-"""Data sets, augmentation and batches, with numpy alone; Pillow (image files) and scipy (SVHN) when needed.
+"""Data sets, augmentation and batches, with only numpy; Pillow (image files) and scipy (SVHN) when needed.
 
+```
 data = load_data("cifar10", "train", root)
 for images, labels in batches(data, 128, augment="crop-flip", train=True, seed=0, epoch=3): ...
+```
 """
 
 from anyprec.data.augment import AUGMENTS, Augment

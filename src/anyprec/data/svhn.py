@@ -35,7 +35,7 @@ def read_svhn(root: Path, split: str) -> ArrayData:
         raise DataError(f"{root} has no {missing[0]}; expected {LAYOUT}; or download it with download=True")
     if missing:
         warnings.warn(
-            f"{root} has no extra_32x32.mat: training on the 73,257 images of train_32x32.mat alone, where "
+            f"{root} has no extra_32x32.mat: training only on the 73,257 images of train_32x32.mat, where "
             "the paper takes 604,388",
             stacklevel=2,
         )

@@ -37,7 +37,7 @@ def read_voc(root: Path, split: str) -> MaskData:
     sbd = next((place for place in places if (place / "cls").is_dir()), None)
     if sbd is None:
         warnings.warn(
-            f"{root} has no benchmark_RELEASE/dataset (SBD): training on the {len(train)} images of VOC's train alone, "
+            f"{root} has no benchmark_RELEASE/dataset (SBD): training only on the {len(train)} images of VOC's train, "
             "where the paper takes 10,582",
             stacklevel=2,
         )

@@ -13,7 +13,7 @@ import sys
 READ, WRITE = 1, 4  # the values of EPOLLIN and EPOLLOUT; EPOLLERR (8) and EPOLLHUP (16) come unasked
 
 
-class Epoll:
+class EpollPoller:
     def __init__(self) -> None:
         assert sys.platform == "linux"
         self.epoll = select.epoll()
@@ -38,7 +38,7 @@ class Epoll:
         self.epoll.close()
 
 
-class Portable:
+class SelectorPoller:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
 
@@ -66,5 +66,5 @@ def events(mask: int) -> int:
     return (selectors.EVENT_READ if mask & READ else 0) | (selectors.EVENT_WRITE if mask & WRITE else 0)
 
 
-def poller() -> Epoll | Portable:
-    return Epoll() if hasattr(select, "epoll") else Portable()
+def poller() -> EpollPoller | SelectorPoller:
+    return EpollPoller() if hasattr(select, "epoll") else SelectorPoller()

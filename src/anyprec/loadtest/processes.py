@@ -31,13 +31,13 @@ def send_from_processes(plan: LoadPlan, times: np.ndarray, processes: int, tick:
         for i in range(processes):
             pipe, far = context.Pipe()
             part = replace(plan, first=plan.first + i, stride=processes)
-            worker = context.Process(target=work, args=(far, part, times[i::processes]), daemon=True)
+            worker = context.Process(target=worker_main, args=(far, part, times[i::processes]), daemon=True)
             worker.start()
             far.close()
             workers.append(worker)
             pipes.append(pipe)
         for pipe in pipes:
-            expect(pipe)  # ready
+            receive(pipe)  # ready
         start = clock() + START_S
         for pipe in pipes:
             pipe.send(start)
@@ -46,7 +46,7 @@ def send_from_processes(plan: LoadPlan, times: np.ndarray, processes: int, tick:
             while not pipe.poll(LOOK_S):
                 if tick is not None:
                     tick(clock() - start)
-            outcomes.append(expect(pipe))
+            outcomes.append(receive(pipe))
     finally:
         for worker in workers:
             worker.join(1)
@@ -55,7 +55,7 @@ def send_from_processes(plan: LoadPlan, times: np.ndarray, processes: int, tick:
     return merge([(np.arange(i, len(times), processes), outcome) for i, outcome in enumerate(outcomes)])
 
 
-def expect(pipe: Pipe) -> Any:
+def receive(pipe: Pipe) -> Any:
     try:
         found = pipe.recv()
     except EOFError as error:
@@ -65,7 +65,7 @@ def expect(pipe: Pipe) -> Any:
     return found
 
 
-def work(pipe: Pipe, plan: LoadPlan, times: np.ndarray) -> None:
+def worker_main(pipe: Pipe, plan: LoadPlan, times: np.ndarray) -> None:
     try:
         sender = Sender(plan, times)
         sender.warm()

@@ -66,7 +66,7 @@ def summarize(
     slo_s: float,
     seconds: float,
     *,
-    right: np.ndarray | None = None,  # (n,) bool: was the answer right? from `judge`
+    right: np.ndarray | None = None,  # (n,) bool: was the answer right? from `correct_answers`
     expected: Mapping[str, float] | None = None,  # profile -> percent, where labels are not known
 ) -> Summary:
     count = len(outcome)
@@ -79,12 +79,12 @@ def summarize(
     bits = dict(sorted(zip(profiles.tolist(), counts.tolist(), strict=True), key=lambda pair: by_width(pair[0])))
     delays = outcome.send_delay[~np.isnan(outcome.send_delay)]
     delay = {name: value or 0.0 for name, value in quantiles(delays, ("p50", "p99")).items()}
-    delay["max"] = milli(delays.max(initial=0.0))
+    delay["max"] = to_ms(delays.max(initial=0.0))
     return Summary(
         requests=count,
         seconds=seconds,
         rate=count / seconds,
-        slo_ms=milli(slo_s),
+        slo_ms=to_ms(slo_s),
         attainment=float(in_time.mean()) if count else 1.0,
         accuracy=mean(score[answered]),
         accuracy_is=kind,
@@ -111,7 +111,7 @@ def summarize(
     )
 
 
-def judge(outcome: LoadOutcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
+def correct_answers(outcome: LoadOutcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
     """Was each answer right? `labels` belong to the images that were sent. (n,) bool"""
     made: np.ndarray = outcome.labels(datatype) == labels[outcome.image]
     return made
@@ -132,7 +132,7 @@ def scores(
 
 def warnings(outcome: LoadOutcome, slo_s: float, delay: Mapping[str, float]) -> list[str]:
     found = []
-    bound = max(milli(LATE_S), LATE_SHARE * milli(slo_s))
+    bound = max(to_ms(LATE_S), LATE_SHARE * to_ms(slo_s))
     if delay["p99"] > bound:
         found.append(
             f"the generator itself was late: 1 % of requests left {delay['p99']:.2f} ms or more after their time "
@@ -217,12 +217,12 @@ def write(
         lines.writerow(
             [
                 f"{outcome.planned[i]:.6f}",
-                short(milli(outcome.sent[i] - outcome.planned[i])),
-                short(milli(outcome.done[i] - outcome.planned[i])),
+                short(to_ms(outcome.sent[i] - outcome.planned[i])),
+                short(to_ms(outcome.done[i] - outcome.planned[i])),
                 int(outcome.status[i]),
                 outcome.profile[i],
-                short(milli(outcome.queue_s[i])),
-                short(milli(outcome.run_s[i])),
+                short(to_ms(outcome.queue_s[i])),
+                short(to_ms(outcome.run_s[i])),
                 int(outcome.batch[i]) or "",
                 "" if right is None or outcome.status[i] != OK else int(right[i]),
             ]
@@ -275,7 +275,7 @@ def quantiles(seconds: np.ndarray, names: Sequence[str]) -> dict[str, float | No
         return {name: None for name in names}
     # Nearest-rank quantile: always a latency that occurred, never the mean of two.
     found = np.quantile(known, [QUANTILES[name] for name in names], method="inverted_cdf")
-    return {name: milli(value) for name, value in zip(names, found, strict=True)}
+    return {name: to_ms(value) for name, value in zip(names, found, strict=True)}
 
 
 def by_width(profile: str) -> tuple[int, str]:
@@ -293,7 +293,7 @@ def mean(values: np.ndarray) -> float | None:
     return None if np.isnan(found) else found
 
 
-def milli(seconds: float) -> float:
+def to_ms(seconds: float) -> float:
     return round(float(seconds) * 1e3, 4)
 
 

@@ -145,7 +145,7 @@ def image_size(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
     return said[0], said[1]
 
 
-def fit(images: np.ndarray, target: Target) -> np.ndarray:
+def fit_images(images: np.ndarray, target: Target) -> np.ndarray:
     """Images (N, H, W, C) uint8 or float32, or already in the model's own shape -> what the model takes, (N, ...)."""
     name = next((name for name in target.datatypes if DTYPES[name] == images.dtype), None)
     if name is None:

@@ -17,7 +17,7 @@ from anyprec.files import make_folder, write_text
 from anyprec.report.record import RESULT, load, save
 from anyprec.reproduce import figures, gaps, robustness, table1, table2, table3, table4, table5, table6, uca
 from anyprec.reproduce.experiment import Context, Experiment
-from anyprec.reproduce.store import Store, Training
+from anyprec.reproduce.store import Training, TrainingStore
 from anyprec.run.machine import collect
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -64,7 +64,7 @@ def is_done(experiment: Experiment, scale: str, out: Path) -> bool:
         return False
 
 
-def conclude(name: str, scale: str, out: Path, store: Store, tell: Callable[[float, str], None]) -> None:
+def conclude(name: str, scale: str, out: Path, store: TrainingStore, tell: Callable[[float, str], None]) -> None:
     """Run an experiment whose trainings are done, and write its result."""
     experiment = EXPERIMENTS[name]
     started = time.monotonic()

@@ -25,7 +25,7 @@ from anyprec.zoo import ZOO, build
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetFacts:
     """Of a data set: images to train with and to test with, their shape as read, classes."""
 
     train: int
@@ -35,13 +35,13 @@ class Facts:
 
 
 FACTS = {
-    "digits": Facts(1_397, 400, (8, 8, 1), 10),
-    "cifar10": Facts(50_000, 10_000, (32, 32, 3), 10),
-    "svhn": Facts(604_388, 26_032, (32, 32, 3), 10),
-    "imagenet": Facts(1_281_167, 50_000, (224, 224, 3), 1000),
-    "camvid": Facts(367, 233, (180, 240, 3), 11),
-    "voc": Facts(10_582, 1_449, (375, 500, 3), 21),
-    "voc-animals": Facts(976, 445, (192, 256, 3), 21),
+    "digits": DatasetFacts(1_397, 400, (8, 8, 1), 10),
+    "cifar10": DatasetFacts(50_000, 10_000, (32, 32, 3), 10),
+    "svhn": DatasetFacts(604_388, 26_032, (32, 32, 3), 10),
+    "imagenet": DatasetFacts(1_281_167, 50_000, (224, 224, 3), 1000),
+    "camvid": DatasetFacts(367, 233, (180, 240, 3), 11),
+    "voc": DatasetFacts(10_582, 1_449, (375, 500, 3), 21),
+    "voc-animals": DatasetFacts(976, 445, (192, 256, 3), 21),
 }
 EVALUATION = 0.35  # of the time of a training step: forward passes alone, measured on ResNet-8
 GUESS_BATCHES = (4, 16)  # images of the measured steps, when only an ETA is wanted
@@ -51,7 +51,7 @@ Line = tuple[float, float]  # seconds of a step that do not depend on the batch,
 
 
 @dataclass(frozen=True)
-class Rate:
+class StepTimes:
     """Seconds of a training step, at one width and at all of them, from steps at two sizes of batch."""
 
     one: Line
@@ -76,7 +76,7 @@ def steps(recipe: Recipe) -> int:
     return recipe.epochs * ((recipe.limit or FACTS[recipe.data].train) // recipe.batch_size)
 
 
-def estimate(training: Training, rates: dict[str, Rate]) -> float:
+def estimate(training: Training, rates: dict[str, StepTimes]) -> float:
     """Seconds on the machine that was measured, evaluations and observed steps included."""
     recipe, facts = training.recipe, FACTS[training.recipe.data]
     tests = 1 + (recipe.epochs // recipe.eval_every if recipe.eval_every else 0)
@@ -85,13 +85,13 @@ def estimate(training: Training, rates: dict[str, Rate]) -> float:
     return count * rates[group(training)].step(recipe.batch_size, len(recipe.widths))
 
 
-def measure(training: Training, batches: tuple[int, int] = GUESS_BATCHES, repeat: int = 2) -> Rate:
+def measure(training: Training, batches: tuple[int, int] = GUESS_BATCHES, repeat: int = 2) -> StepTimes:
     """On the device a training would use."""
     recipe = training.recipe
     widths = recipe.widths
     one = line(recipe, widths[-1:] if len(widths) == 1 else widths[-2:-1], batches, repeat)
     every = line(recipe, widths, batches, repeat) if len(widths) > 1 else one
-    return Rate(one, every, len(widths), batches)
+    return StepTimes(one, every, len(widths), batches)
 
 
 def line(recipe: Recipe, widths: Sequence[int], batches: tuple[int, int], repeat: int) -> Line:
@@ -138,13 +138,15 @@ def example(recipe: Recipe, model: nn.Module, batch: int) -> tuple[Tensor, Tenso
     return torch.randn(batch, channels, height, width), torch.randint(0, facts.classes, shape)
 
 
-def rates_of(trainings: Sequence[Training], path: Path | None = None) -> dict[str, Rate]:
+def rates_of(trainings: Sequence[Training], path: Path | None = None) -> dict[str, StepTimes]:
     """A rate for every group, measured once and kept in `path`."""
-    known: dict[str, Rate] = {}
+    known: dict[str, StepTimes] = {}
     if path is not None and path.exists():
         try:
             for key, value in json.loads(path.read_text()).items():
-                known[key] = Rate(tuple(value["one"]), tuple(value["all"]), value["widths"], tuple(value["batches"]))
+                known[key] = StepTimes(
+                    tuple(value["one"]), tuple(value["all"]), value["widths"], tuple(value["batches"])
+                )
         except (ValueError, TypeError, KeyError):
             known = {}
     widest: dict[str, Training] = {}

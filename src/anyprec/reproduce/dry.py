@@ -18,7 +18,7 @@ import torch
 
 from anyprec.reproduce import synthetic
 from anyprec.reproduce.catalog import trainings_of
-from anyprec.reproduce.cost import FACTS, Rate, estimate, group, make, measure, memory, steps
+from anyprec.reproduce.cost import FACTS, StepTimes, estimate, group, make, measure, memory, steps
 from anyprec.reproduce.experiment import Experiment
 from anyprec.reproduce.store import Training
 from anyprec.training.processes import Processes
@@ -30,7 +30,7 @@ QUICK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Dry:
+class DryRunRow:
     """One network of the plan, tried out."""
 
     net: str
@@ -48,20 +48,20 @@ class Dry:
 def dry_run(
     experiments: Sequence[Experiment], scale: str, tell: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
-    """{"networks": [Dry...], "experiments": {name: hours}, "hours": all, shared trainings counted once}."""
+    """{"networks": [DryRunRow...], "experiments": {name: hours}, "hours": all, shared trainings counted once}."""
     trainings = trainings_of(experiments, scale)
     groups: dict[str, list[Training]] = {}
     for training in trainings:
         groups.setdefault(group(training), []).append(training)
-    rates: dict[str, Rate] = {}
-    rows: list[Dry] = []
+    rates: dict[str, StepTimes] = {}
+    rows: list[DryRunRow] = []
     with tempfile.TemporaryDirectory() as folder:
         for key, members in groups.items():
             widest = max(members, key=lambda t: len(t.recipe.widths))
             tell(f"{widest.recipe.net} on {widest.recipe.data}: one step, one evaluation")
             data = Path(folder) / widest.recipe.data
             root = data if data.exists() else synthetic.make(widest.recipe.data, data)
-            go_through(widest, Path(folder) / "runs" / widest.key, root)
+            train_one_step(widest, Path(folder) / "runs" / widest.key, root)
             rates[key] = careful_rate(widest)
             rows.append(row_of(members, widest, rates))
             tell(f"  {rows[-1].parameters:,} parameters, {rows[-1].step_s:.1f} s a step of {rows[-1].batch} images")
@@ -82,7 +82,7 @@ def dry_run(
     }
 
 
-def go_through(training: Training, out: Path, root: Path | None) -> None:
+def train_one_step(training: Training, out: Path, root: Path | None) -> None:
     """The run of the recipe as it stands, but for batch, number of images and epochs."""
     facts = FACTS[training.recipe.data]
     recipe = replace(
@@ -100,7 +100,7 @@ def go_through(training: Training, out: Path, root: Path | None) -> None:
         processes.close()
 
 
-def careful_rate(training: Training) -> Rate:
+def careful_rate(training: Training) -> StepTimes:
     """Measured on larger batches where that is quick."""
     rate = measure(training, SMALL, repeat=1)
     if rate.step(SMALL[1], rate.widths) < QUICK_S:
@@ -108,10 +108,10 @@ def careful_rate(training: Training) -> Rate:
     return rate
 
 
-def row_of(members: Sequence[Training], widest: Training, rates: dict[str, Rate]) -> Dry:
+def row_of(members: Sequence[Training], widest: Training, rates: dict[str, StepTimes]) -> DryRunRow:
     recipe, rate = widest.recipe, rates[group(widest)]
     fixed, each = memory(recipe, BATCH)
-    return Dry(
+    return DryRunRow(
         net=recipe.net,
         data=recipe.data,
         trainings=len(members),
@@ -139,7 +139,8 @@ def dry_text(found: dict[str, Any]) -> str:
     text = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, columns, strict=True)) for row in [head, *lines]]
     text += [
         "",
-        "hours of each experiment, as if alone: " + ", ".join(f"{n} {h:,.1f}" for n, h in found["experiments"].items()),
+        "hours of each experiment, if run by itself: "
+        + ", ".join(f"{n} {h:,.1f}" for n, h in found["experiments"].items()),
     ]
     text.append(
         f"all together {found['hours']:,.1f} hours on this {found['device']} with {found['threads']} thread(s), one "

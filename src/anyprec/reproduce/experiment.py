@@ -21,8 +21,8 @@ from anyprec.data.catalog import Data
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.switching import widths_of
 from anyprec.report.record import PAPER, Claim, Picture, Result, Row, Table
-from anyprec.reproduce.scales import CALIBRATION, IMAGES, Net, default_net
-from anyprec.reproduce.store import Store, Training, width_name
+from anyprec.reproduce.scales import CALIBRATION, IMAGES, PaperNetwork, default_net
+from anyprec.reproduce.store import Training, TrainingStore, width_name
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.run import eval_augment
 from anyprec.widths import DEFAULT_WIDTHS
@@ -66,13 +66,13 @@ class Finding:
 @dataclass(frozen=True)
 class Context:
     scale: str
-    store: Store
+    store: TrainingStore
     folder: Path  # of this experiment: pictures go here
     tell: Callable[[float, str], None] = lambda share, what: None  # share of the work done, and what is done now
     device: str = "cpu"
 
     @property
-    def net(self) -> Net:
+    def net(self) -> PaperNetwork:
         """The network of the ablations."""
         return default_net(self.scale)
 

@@ -21,7 +21,7 @@ from anyprec.nn.switching import any_layers
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce.experiment import Context, Experiment, Finding, values_of
 from anyprec.reproduce.plots import figure
-from anyprec.reproduce.scales import Net, nets
+from anyprec.reproduce.scales import PaperNetwork, nets
 from anyprec.reproduce.store import Training, width_name
 
 ROW = "CIFAR-10 AlexNet"
@@ -31,9 +31,9 @@ KERNEL_LAYER = "conv2"  # the first of 3x3
 IMAGES = 500
 
 
-def network(scale: str) -> Net:
+def network(scale: str) -> PaperNetwork:
     net = nets(scale)[ROW]
-    assert isinstance(net, Net)
+    assert isinstance(net, PaperNetwork)
     return net
 
 
@@ -68,7 +68,7 @@ def run(context: Context) -> Finding:
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
-def apart(found: Histogram, bits: int, wide: int = 8) -> float:
+def width_distance(found: Histogram, bits: int, wide: int = 8) -> float:
     """How far a width's values are from 8 bit's: difference of means in its deviations, and of log deviations."""
     scale = max(found.std[wide], 1e-12)
     return abs(found.mean[bits] - found.mean[wide]) / scale + abs(math.log(max(found.std[bits], 1e-12) / scale))
@@ -78,7 +78,7 @@ def toy_table(found: Histogram) -> Table:
     rows = (
         Row(("mean",), values_of(found.mean, WIDTHS)),
         Row(("deviation",), values_of(found.std, WIDTHS)),
-        Row(("distance from 8 bit",), tuple(apart(found, bits) for bits in WIDTHS)),
+        Row(("distance from 8 bit",), tuple(width_distance(found, bits) for bits in WIDTHS)),
     )
     note = "Distance: the difference of means in deviations of 8 bit, plus that of the deviations' logarithms."
     return Table("toy", "A random layer: its activations", ("",), tuple(map(str, WIDTHS)), rows, 3, "", note)
@@ -86,7 +86,7 @@ def toy_table(found: Histogram) -> Table:
 
 def layer_table(what: str, layers: dict[str, dict[str, Histogram]]) -> Table:
     rows = tuple(
-        Row((name, f"{place} the norm"), tuple(apart(found, bits) for bits in WIDTHS))
+        Row((name, f"{place} the norm"), tuple(width_distance(found, bits) for bits in WIDTHS))
         for name, places in layers.items()
         for place, found in places.items()
     )
@@ -94,7 +94,7 @@ def layer_table(what: str, layers: dict[str, dict[str, Histogram]]) -> Table:
 
 
 def toy_claim(found: Histogram) -> Claim:
-    far = {bits: apart(found, bits) for bits in WIDTHS}
+    far = {bits: width_distance(found, bits) for bits in WIDTHS}
     return Claim(
         "A random layer's activations shift most at 1 bit, and visibly at 2 (a tenth of a deviation or more).",
         far[1] == max(far.values()) and far[2] > 0.1 and far[2] > far[4],
@@ -103,9 +103,9 @@ def toy_claim(found: Histogram) -> Claim:
 
 
 def layer_claims(layers: dict[str, dict[str, Histogram]]) -> list[Claim]:
-    before = {name: apart(places["before"], 1) for name, places in layers.items()}
-    after = {name: apart(places["after"], 1) for name, places in layers.items()}
-    others = {name: max(apart(places["before"], b) for b in (2, 4)) for name, places in layers.items()}
+    before = {name: width_distance(places["before"], 1) for name, places in layers.items()}
+    after = {name: width_distance(places["after"], 1) for name, places in layers.items()}
+    others = {name: max(width_distance(places["before"], b) for b in (2, 4)) for name, places in layers.items()}
     return [
         Claim(
             "AlexNet: after the convolutions, 1-bit activations are further off than those of the other widths.",

@@ -27,12 +27,12 @@ Job = dict[str, Any]
 
 def perform(job: Job, tell: Tell) -> dict[str, Any]:
     """What is told of a job that is done: its seconds."""
-    from anyprec.reproduce.store import Store
+    from anyprec.reproduce.store import TrainingStore
 
     started = time.monotonic()
     out = Path(job["out"])
     data = Path(job["data"]) if job["data"] else None
-    store = Store(out / "trainings", data, job["device"], made_up_folder(job["scale"], out))
+    store = TrainingStore(out / "trainings", data, job["device"], made_up_folder(job["scale"], out))
     if job["kind"] == "train":
         store.train(training_of(job["training"]), lambda step, steps: tell(step / max(steps, 1), ""))
     else:

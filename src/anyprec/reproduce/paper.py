@@ -6,10 +6,7 @@ Read by the experiments, which set their own numbers beside these.
 
 from __future__ import annotations
 
-from anyprec.widths import DEFAULT_WIDTHS
-
-WIDTHS = DEFAULT_WIDTHS  # the columns of tables 1, 3, 5 and 6: 1, 2, 4, 8, 32
-Numbers = tuple[float, ...]
+Numbers = tuple[float, ...]  # a row of tables 1, 3, 5 and 6: at 1, 2, 4, 8, 32 bit
 
 # Table 1: row -> (dedicated, any-precision)
 TABLE1: dict[str, tuple[Numbers, Numbers]] = {

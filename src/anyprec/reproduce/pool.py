@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass
-class Board:
+class TaskQueue:
     """The tasks, and the bar that shows them: core-seconds done of those thought to be needed."""
 
     tasks: Sequence[Task]
@@ -103,16 +103,16 @@ def run_jobs(
 ) -> list[Task]:
     """Do all tasks; those that failed come back. `workers` < 2: in this process."""
     with Progress("reproduce", total=1, unit="core-s") as bar:
-        board = Board(tasks, bar, ended)
+        board = TaskQueue(tasks, bar, ended)
         if workers < 2:
-            do_here(board)
+            run_in_this_process(board)
         else:
             with Pool(workers, log) as pool:
                 pool.drain(board)
         return board.failed
 
 
-def do_here(board: Board) -> None:
+def run_in_this_process(board: TaskQueue) -> None:
     while (task := board.next()) is not None:
         board.begin(task)
         current = task
@@ -155,7 +155,7 @@ class Pool:
                 self.said.put((number, json.loads(line)))
         self.said.put((number, {"gone": True}))
 
-    def drain(self, board: Board) -> None:
+    def drain(self, board: TaskQueue) -> None:
         busy: dict[int, Task] = {}
         alive = set(range(len(self.processes)))
         while True:

@@ -48,7 +48,7 @@ def run(context: Context) -> Finding:
         dedicated = attack_dedicated(models, data, attack, augment=how, device=context.device)
         attacked = {bits: values["attacked"] for bits, values in dedicated.items()}
         tables.append(table_of(kind, found, attacked, {bits: v["clean"] for bits, v in dedicated.items()}))
-        matrix = square(found)
+        matrix = matrix_array(found)
         picture = Picture(
             f"{kind}-matrix", f"{NAMES[kind]}: accuracy under attack",
             "Rows: the width that was attacked. Columns: the width that answers. Framed: the least of each row.",
@@ -85,7 +85,7 @@ def table_of(kind: str, found: Robustness, attacked: Mapping[int, float], clean:
     return Table(kind, title, ("model", "attacked"), (*BITS, RANDOM), tuple(rows))
 
 
-def square(found: Robustness) -> np.ndarray:
+def matrix_array(found: Robustness) -> np.ndarray:
     return np.array([[found.matrix[a][d] for d in DEFAULT_WIDTHS] for a in DEFAULT_WIDTHS])
 
 

@@ -16,7 +16,7 @@ from anyprec.widths import DEFAULT_WIDTHS
 
 
 @dataclass(frozen=True)
-class Net:
+class PaperNetwork:
     """What stands for a row of the paper: a recipe, settings for all its trainings, more for dedicated models."""
 
     what: str  # "ResNet-8 on CIFAR-10"
@@ -46,8 +46,8 @@ class Net:
 class Segmentation:
     """What stands for Table 6. `backbone` is the classification network it starts from; None: from scratch."""
 
-    net: Net
-    backbone: Net | None = None
+    net: PaperNetwork
+    backbone: PaperNetwork | None = None
     compared: bool = True  # with dedicated models
 
     def joint(self) -> Training:
@@ -70,18 +70,18 @@ TINY = ("limit=384", "epochs=2", "batch_size=64", "eval_every=0", "warmup_epochs
 NO_SVHN = "not run at this scale: SVHN is not at hand"
 NO_IMAGENET = "not run at this scale: ImageNet is not at hand"
 
-NETS: dict[str, dict[str, Net | str]] = {
+NETS: dict[str, dict[str, PaperNetwork | str]] = {
     "paper": {
-        "CIFAR-10 ResNet-20": Net("ResNet-20, 5 x wide, on CIFAR-10", "cifar10-resnet20", observe=100),
-        "CIFAR-10 AlexNet": Net("AlexNet on CIFAR-10", "cifar10-alexnet"),
-        "CIFAR-10 MobileNetV2": Net("MobileNetV2 on CIFAR-10", "cifar10-mobilenetv2"),
-        "SVHN ResNet-8": Net("ResNet-8 on SVHN", "svhn-resnet8"),
-        "SVHN CNN-8": Net("CNN-8 on SVHN", "svhn-cnn8"),
-        "ImageNet ResNet-18": Net("ResNet-18 on ImageNet", "imagenet-resnet18", (), IMAGENET_DEDICATED),
-        "ImageNet ResNet-50": Net("ResNet-50 on ImageNet", "imagenet-resnet50", (), IMAGENET_DEDICATED),
+        "CIFAR-10 ResNet-20": PaperNetwork("ResNet-20, 5 x wide, on CIFAR-10", "cifar10-resnet20", observe=100),
+        "CIFAR-10 AlexNet": PaperNetwork("AlexNet on CIFAR-10", "cifar10-alexnet"),
+        "CIFAR-10 MobileNetV2": PaperNetwork("MobileNetV2 on CIFAR-10", "cifar10-mobilenetv2"),
+        "SVHN ResNet-8": PaperNetwork("ResNet-8 on SVHN", "svhn-resnet8"),
+        "SVHN CNN-8": PaperNetwork("CNN-8 on SVHN", "svhn-cnn8"),
+        "ImageNet ResNet-18": PaperNetwork("ResNet-18 on ImageNet", "imagenet-resnet18", (), IMAGENET_DEDICATED),
+        "ImageNet ResNet-50": PaperNetwork("ResNet-50 on ImageNet", "imagenet-resnet50", (), IMAGENET_DEDICATED),
     },
     "small": {
-        "CIFAR-10 ResNet-20": Net(
+        "CIFAR-10 ResNet-20": PaperNetwork(
             "ResNet-8 on CIFAR-10",
             "cifar10-resnet8-cpu",
             ("limit=20000", "epochs=5"),
@@ -89,21 +89,21 @@ NETS: dict[str, dict[str, Net | str]] = {
             "training images; 5 epochs in place of 400.",
             observe=8,
         ),
-        "CIFAR-10 AlexNet": Net(
+        "CIFAR-10 AlexNet": PaperNetwork(
             "AlexNet, 1/4 wide, on CIFAR-10",
             "cifar10-alexnet-cpu",
             ("limit=20000", "epochs=4", "net_options.hidden=256", *SHARING),
             scaled="AlexNet with a quarter of its channels and hidden layers of 256; 20,000 training images; 4 "
             "epochs in place of 400.",
         ),
-        "CIFAR-10 MobileNetV2": Net(
+        "CIFAR-10 MobileNetV2": PaperNetwork(
             "MobileNetV2, 1/4 wide, on CIFAR-10",
             "cifar10-mobilenetv2-cpu",
             ("limit=5000", "epochs=4", "batch_size=64", *SHARING),
             scaled="MobileNetV2 with a quarter of its channels; 5,000 training images; 4 epochs in place of 400.",
         ),
         "SVHN ResNet-8": NO_SVHN + "; the first row is a ResNet-8",
-        "SVHN CNN-8": Net(
+        "SVHN CNN-8": PaperNetwork(
             "CNN-8 on CIFAR-10",
             "svhn-cnn8",
             ("data=cifar10", "limit=20000", "epochs=6", "lr=0.003", "schedule=cosine", "milestones=[]",
@@ -116,25 +116,25 @@ NETS: dict[str, dict[str, Net | str]] = {
         "ImageNet ResNet-50": NO_IMAGENET,
     },
     "tiny": {
-        "CIFAR-10 ResNet-20": Net(
+        "CIFAR-10 ResNet-20": PaperNetwork(
             "ResNet-8 on digits", "digits", TINY, scaled="Everything: 8x8 digits and a few steps, to test the code.",
             observe=2,
         ),
-        "CIFAR-10 AlexNet": Net(
+        "CIFAR-10 AlexNet": PaperNetwork(
             "AlexNet, 1/8 wide, on digits",
             "cifar10-alexnet-cpu",
             ("data=digits", "augment=crop", *TINY, "net_options.multiplier=0.125", "net_options.hidden=32",
              "net_options.size=8"),
             scaled="AlexNet for 8x8 digits, a few steps.",
         ),
-        "CIFAR-10 MobileNetV2": Net(
+        "CIFAR-10 MobileNetV2": PaperNetwork(
             "MobileNetV2, 1/4 wide, on digits",
             "cifar10-mobilenetv2-cpu",
             ("data=digits", "augment=crop", *TINY, "limit=128", "epochs=1"),
             scaled="MobileNetV2 for 8x8 digits, two steps.",
         ),
         "SVHN ResNet-8": NO_SVHN,
-        "SVHN CNN-8": Net(
+        "SVHN CNN-8": PaperNetwork(
             "CNN-8, half as wide, on digits",
             "svhn-cnn8",
             ("data=digits", *TINY, "milestones=[]", "quantizer=nested", "scale=learned", "net_options.expand=1"),
@@ -148,13 +148,13 @@ NETS: dict[str, dict[str, Net | str]] = {
 SEGMENTATION: dict[str, tuple[Segmentation, ...]] = {
     "paper": (
         Segmentation(
-            Net("DeepLab V3 on ResNet-50, VOC 2012 and SBD", "voc-deeplab-resnet50"),
-            backbone=Net("ResNet-50 on ImageNet", "imagenet-resnet50", (), IMAGENET_DEDICATED),
+            PaperNetwork("DeepLab V3 on ResNet-50, VOC 2012 and SBD", "voc-deeplab-resnet50"),
+            backbone=PaperNetwork("ResNet-50 on ImageNet", "imagenet-resnet50", (), IMAGENET_DEDICATED),
         ),
     ),
     "small": (
         Segmentation(
-            Net(
+            PaperNetwork(
                 "DeepLab V3, small, on CamVid",
                 "camvid-deeplab-cpu",
                 scaled="DeepLab V3 on a ResNet of 32/64/128 channels in place of ResNet-50, trained from scratch on "
@@ -162,7 +162,7 @@ SEGMENTATION: dict[str, tuple[Segmentation, ...]] = {
             ),
         ),
         Segmentation(
-            Net(
+            PaperNetwork(
                 "DeepLab V3, small, on VOC animals",
                 "camvid-deeplab-cpu",
                 ("data=voc-animals", "augment=voc-128x128", "epochs=10"),
@@ -174,7 +174,7 @@ SEGMENTATION: dict[str, tuple[Segmentation, ...]] = {
     ),
     "tiny": (
         Segmentation(
-            Net(
+            PaperNetwork(
                 "DeepLab V3, tiny, on made-up scenes",
                 "camvid-deeplab-cpu",
                 ("epochs=1", "batch_size=2", "augment=camvid-60x80", "warmup_epochs=0", "net_options.multiplier=0.5",
@@ -199,12 +199,12 @@ def check_scale(scale: str) -> str:
     return scale
 
 
-def nets(scale: str) -> dict[str, Net | str]:
+def nets(scale: str) -> dict[str, PaperNetwork | str]:
     """Row of the paper's Table 1 -> what stands for it, or why nothing does."""
     return NETS[check_scale(scale)]
 
 
-def default_net(scale: str) -> Net:
+def default_net(scale: str) -> PaperNetwork:
     net = nets(scale)[DEFAULT_ROW]
-    assert isinstance(net, Net)
+    assert isinstance(net, PaperNetwork)
     return net

@@ -93,7 +93,7 @@ def made_up(dataset: str, folder: Path) -> Path | None:
     return place if dataset in synthetic.MAKERS else None
 
 
-class Store:
+class TrainingStore:
     """`synthetic`: a folder for made-up data, where nothing else is to be had (tiny scale)."""
 
     def __init__(

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
-from anyprec.reproduce.experiment import (
-    BITS,
-    Context,
-    Experiment,
-    Finding,
-    gaps,
-    paper_row,
-    per_width,
-    values_of,
-)
+from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, gaps, paper_row, per_width, values_of
 from anyprec.reproduce.plots import lines
-from anyprec.reproduce.scales import Net, nets
+from anyprec.reproduce.scales import PaperNetwork, nets
 from anyprec.reproduce.store import Training
 from anyprec.widths import DEFAULT_WIDTHS
 
@@ -25,7 +16,7 @@ CLOSE = 1.0  # points
 def trainings(scale: str) -> list[Training]:
     found = []
     for net in nets(scale).values():
-        if isinstance(net, Net):
+        if isinstance(net, PaperNetwork):
             found += [net.joint(), *net.all_dedicated().values()]
     return found
 

@@ -68,8 +68,8 @@ def run(context: Context) -> Finding:
         Row(("PyTorch files", "dedicated"), total(state)),
         Row(("PyTorch files", "any-precision"), (any_state, *[None] * len(widths), any_state)),
         Row(("our model files (.apm)", "dedicated"), total(packed)),
-        Row(("our model file, with float", "any-precision"), prefix(with_float.bytes, with_float.file_bytes)),
-        Row(("our model file, integers alone", "any-precision"), prefix(integers.bytes, integers.file_bytes)),
+        Row(("our model file, with float", "any-precision"), prefix_row(with_float.bytes, with_float.file_bytes)),
+        Row(("our model file, integers alone", "any-precision"), prefix_row(integers.bytes, integers.file_bytes)),
     ]
     table = Table(
         "sizes", f"Model sizes in megabytes: {name}", ("what is counted", "model"), COLUMNS, tuple(rows),
@@ -80,9 +80,9 @@ def run(context: Context) -> Finding:
         "width needs.",
     )  # fmt: skip
     claims = [
-        halved("By the paper's accounting", account_any[-1], sum(account_dedicated.values())),
-        halved("In our model files, float included", with_float.file_bytes / MB, sum(packed.values())),
-        halved(
+        half_size_claim("By the paper's accounting", account_any[-1], sum(account_dedicated.values())),
+        half_size_claim("In our model files, float included", with_float.file_bytes / MB, sum(packed.values())),
+        half_size_claim(
             "In our model files of integers alone",
             integers.file_bytes / MB,
             sum(size for bits, size in packed.items() if bits != FLOAT),
@@ -122,12 +122,12 @@ def total(each: dict[int, float]) -> tuple[float | None, ...]:
     return (0.0, *(each[bits] for bits in DEFAULT_WIDTHS), sum(each.values()))
 
 
-def prefix(needs: dict[str, int], file_bytes: int) -> tuple[float | None, ...]:
+def prefix_row(needs: dict[str, int], file_bytes: int) -> tuple[float | None, ...]:
     found = [needs.get(str(bits)) for bits in DEFAULT_WIDTHS]
     return (None, *(None if n is None else n / MB for n in found), file_bytes / MB)
 
 
-def halved(how: str, one: float | None, many: float, count: str = "five") -> Claim:
+def half_size_claim(how: str, one: float | None, many: float, count: str = "five") -> Claim:
     assert one is not None
     return Claim(
         f"{how}, one any-precision model takes less than half of {count} dedicated ones.",

@@ -22,7 +22,7 @@ from anyprec.reproduce.experiment import (
     values_of,
 )
 from anyprec.reproduce.plots import lines
-from anyprec.reproduce.scales import DEFAULT_ROW, Net, nets
+from anyprec.reproduce.scales import DEFAULT_ROW, PaperNetwork, nets
 from anyprec.reproduce.store import Training
 from anyprec.run.accuracy import measure
 from anyprec.run.model import load
@@ -39,11 +39,11 @@ WIDTHS = tuple(bits for bits in DEFAULT_WIDTHS if bits != FLOAT)
 LOW = (1, 2)
 
 
-def network(scale: str) -> Net:
+def network(scale: str) -> PaperNetwork:
     """ResNet-50 on ImageNet in the paper; where that is not at hand, the network of the ablations."""
     own = nets(scale)["ImageNet ResNet-50"]
-    net = own if isinstance(own, Net) else nets(scale)[DEFAULT_ROW]
-    assert isinstance(net, Net)
+    net = own if isinstance(own, PaperNetwork) else nets(scale)[DEFAULT_ROW]
+    assert isinstance(net, PaperNetwork)
     return net
 
 
@@ -80,7 +80,7 @@ def run(context: Context) -> Finding:
     )
     floor = chance(context.store.data(source, "test"))
     claims = [collapses(name, found[name], floor) for name in METHODS]
-    claims.append(stands(found["any-precision"], floor))
+    claims.append(no_collapse_claim(found["any-precision"], floor))
     claims.append(
         Claim(
             "When bits drop below what the float model was made for, any-precision is better than all of them (1, 2, "
@@ -122,7 +122,7 @@ def in_engine(context: Context, model: nn.Module, training: Training) -> dict[in
     return {int(row.profile): row.accuracy for row in rows}
 
 
-def kept(found: dict[int, float], bits: int, floor: float) -> float:
+def share_kept(found: dict[int, float], bits: int, floor: float) -> float:
     """Share of what float has above chance that is left."""
     return (found[bits] - floor) / max(found[FLOAT] - floor, 1e-9)
 
@@ -130,15 +130,15 @@ def kept(found: dict[int, float], bits: int, floor: float) -> float:
 def collapses(name: str, found: dict[int, float], floor: float) -> Claim:
     return Claim(
         f"{name} collapses at 1 and 2 bit: less than half of what float has above chance is left.",
-        all(kept(found, bits, floor) < 0.5 for bits in LOW),
+        all(share_kept(found, bits, floor) < 0.5 for bits in LOW),
         f"Accuracy: {per_width(found)}; chance is {floor:g} %.",
     )
 
 
-def stands(found: dict[int, float], floor: float) -> Claim:
+def no_collapse_claim(found: dict[int, float], floor: float) -> Claim:
     return Claim(
         "Any-precision does not collapse at 1 and 2 bit: more than half of what float has above chance is left.",
-        all(kept(found, bits, floor) > 0.5 for bits in LOW),
+        all(share_kept(found, bits, floor) > 0.5 for bits in LOW),
         f"Accuracy: {per_width(found)}; chance is {floor:g} %.",
     )
 

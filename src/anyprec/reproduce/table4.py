@@ -25,21 +25,21 @@ def trainings(scale: str) -> list[Training]:
 def run(context: Context) -> Finding:
     found: dict[tuple[int, ...], dict[int, float]] = {}
     for i, widths in enumerate(LISTS):
-        context.tell(i / len(LISTS), f"trained at {words(widths)}")
+        context.tell(i / len(LISTS), f"trained at {width_list(widths)}")
         training = train_at(context.scale, widths)
         model = context.calibrated(training, INTEGER_WIDTHS)
         tested = context.evaluate(model, training, INTEGER_WIDTHS)
         found[widths] = {bits: v["accuracy"] for bits, v in tested.items()}
     rows = []
     for widths, row in found.items():
-        rows.append(Row((words(widths),), values_of(row, INTEGER_WIDTHS)))
-        rows.append(paper_row((words(widths),), paper.TABLE4[widths]))
+        rows.append(Row((width_list(widths),), values_of(row, INTEGER_WIDTHS)))
+        rows.append(paper_row((width_list(widths),), paper.TABLE4[widths]))
     table = Table("accuracy", f"Test accuracy of {context.net.what}", ("trained at",), COLUMNS, tuple(rows))
     picture = lines(
         context.folder,
         Picture("lists", "Accuracy by the widths trained at", "Widths that were not trained are calibrated."),
         COLUMNS,
-        {words(widths): values_of(row, INTEGER_WIDTHS) for widths, row in found.items()},
+        {width_list(widths): values_of(row, INTEGER_WIDTHS) for widths, row in found.items()},
     )
     return Finding([table], claims(found), [picture], [context.net.scaled] if context.net.scaled else [])
 
@@ -68,10 +68,10 @@ def claims(found: dict[tuple[int, ...], dict[int, float]]) -> list[Claim]:
 
 
 def listed(values: dict[tuple[int, ...], float]) -> str:
-    return "; ".join(f"{words(widths)}: {value:.2f}" for widths, value in values.items())
+    return "; ".join(f"{width_list(widths)}: {value:.2f}" for widths, value in values.items())
 
 
-def words(widths: tuple[int, ...]) -> str:
+def width_list(widths: tuple[int, ...]) -> str:
     return ", ".join(map(str, widths))
 
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from anyprec.report.record import Claim, Picture, Row, Table
 from anyprec.reproduce import paper
-from anyprec.reproduce.experiment import (
-    BITS,
-    Context,
-    Experiment,
-    Finding,
-    gaps,
-    paper_row,
-    per_width,
-    values_of,
-)
+from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, gaps, paper_row, per_width, values_of
 from anyprec.reproduce.plots import lines
-from anyprec.reproduce.scales import Net, nets
+from anyprec.reproduce.scales import PaperNetwork, nets
 from anyprec.reproduce.store import Training
 
 # Loss mode -> what a narrower width learns from
@@ -28,9 +19,9 @@ MODES = {
 LOW = (1, 2)  # the low widths
 
 
-def compared(scale: str) -> dict[str, Net]:
+def compared(scale: str) -> dict[str, PaperNetwork]:
     """The paper's two networks, where they are run."""
-    return {row: net for row in paper.TABLE5 if isinstance(net := nets(scale)[row], Net)}
+    return {row: net for row in paper.TABLE5 if isinstance(net := nets(scale)[row], PaperNetwork)}
 
 
 def trainings(scale: str) -> list[Training]:
@@ -43,7 +34,7 @@ def run(context: Context) -> Finding:
         found = {mode: context.accuracy(net.joint(f"loss={mode}")) for mode in MODES}
         rows += [Row((net.what, mode, MODES[mode]), values_of(row)) for mode, row in found.items()]
         rows += [paper_row((name, mode, MODES[mode]), values) for mode, values in paper.TABLE5[name].items()]
-        claims += [helps(net.what, mode, found) for mode in ("recursive", "recursive+label")]
+        claims += [distillation_claim(net.what, mode, found) for mode in ("recursive", "recursive+label")]
         picture = Picture(
             name.lower().replace(" ", "-"), net.what, "Test accuracy by what the narrower widths learn from."
         )
@@ -61,7 +52,7 @@ def run(context: Context) -> Finding:
     return Finding([table], claims, pictures, scaled)
 
 
-def helps(what: str, mode: str, found: dict[str, dict[int, float]]) -> Claim:
+def distillation_claim(what: str, mode: str, found: dict[str, dict[int, float]]) -> Claim:
     apart = gaps(found[mode], found["hard"])
     return Claim(
         f"{what}: distillation ({mode}) helps the low widths, 1 and 2 bit.",

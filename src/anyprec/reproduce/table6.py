@@ -15,18 +15,9 @@ from anyprec.nn.switching import bits as at_bits
 from anyprec.packing.packing import pack
 from anyprec.report.record import Claim, Picture, Row, Table, write_csv
 from anyprec.reproduce import paper
-from anyprec.reproduce.experiment import (
-    BITS,
-    Context,
-    Experiment,
-    Finding,
-    gaps,
-    paper_row,
-    per_width,
-    values_of,
-)
+from anyprec.reproduce.experiment import BITS, Context, Experiment, Finding, gaps, paper_row, per_width, values_of
 from anyprec.reproduce.plots import figure
-from anyprec.reproduce.scales import SEGMENTATION, Net, Segmentation
+from anyprec.reproduce.scales import SEGMENTATION, PaperNetwork, Segmentation
 from anyprec.reproduce.store import Training, width_name
 from anyprec.run.accuracy import measure
 from anyprec.run.model import load
@@ -86,7 +77,7 @@ def table_of(
 
 
 def claims_of(
-    net: Net,
+    net: PaperNetwork,
     tested: dict[int, dict[str, float]],
     alone: dict[int, dict[str, float]],
     native: dict[int, dict[str, float]],
@@ -144,7 +135,7 @@ def constant_miou(data: MaskData) -> float:
     return float(100 * counts.max() / counts.sum() / (counts > 0).sum())
 
 
-def draw_masks(folder: Path, net: Net, model: nn.Module, data: MaskData) -> Picture:
+def draw_masks(folder: Path, net: PaperNetwork, model: nn.Module, data: MaskData) -> Picture:
     """Rows: images spread over the test set. Columns: the image, the truth, every width."""
     palette = colors(data.classes, data.num_classes)
     name = f"masks-{data.name}"

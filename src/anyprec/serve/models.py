@@ -24,8 +24,8 @@ from anyprec.format import INPUT, ModelFile
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
 from anyprec.run.model import PackedModel, load
-from anyprec.serve.connections.cores import keep_to
-from anyprec.serve.http.protocol import Signature, Tensor
+from anyprec.serve.connections.cores import pin_thread
+from anyprec.serve.http.protocol import ModelSignature, TensorMetadata
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.scheduling.answer import Deliver, call_each
 from anyprec.serve.scheduling.engine import measure_latency
@@ -62,7 +62,7 @@ class LoadedModel:
 
     model: PackedModel
     scheduler: Scheduler
-    signature: Signature
+    signature: ModelSignature
     accuracies: Mapping[str, float | None]
     stamp: Stamp
     since: float  # Unix time
@@ -159,7 +159,7 @@ class ModelRepository:
 
     def load(self, served: ServedModel) -> None:
         """Load or reload the file; on an error nothing changes, and it is raised."""
-        keep_to(self.settings.cores)  # measure on the cores it will run on
+        pin_thread(self.settings.cores)  # measure on the cores it will run on
         with self._changing:
             before = served.now
             stamp = None
@@ -178,7 +178,12 @@ class ModelRepository:
             self.on_load(served.name, True)
 
     def _take_over(
-        self, served: ServedModel, before: LoadedModel | None, model: PackedModel, signature: Signature, stamp: Stamp
+        self,
+        served: ServedModel,
+        before: LoadedModel | None,
+        model: PackedModel,
+        signature: ModelSignature,
+        stamp: Stamp,
     ) -> None:
         accuracies = {name: model.accuracy(name) for name in model.profiles}
         if before is not None and before.signature == signature:
@@ -268,7 +273,7 @@ def carry_policy(old: Scheduler, new: Scheduler) -> None:
         new.set_policy(*old.policy)
 
 
-def open_model(path: str, settings: Settings) -> tuple[PackedModel, Signature, Stamp]:
+def open_model(path: str, settings: Settings) -> tuple[PackedModel, ModelSignature, Stamp]:
     """Read the file twice, by the format and by the engine; both must have seen the same version."""
     for _ in range(5):
         stamp = stamp_of(path)
@@ -302,17 +307,17 @@ def stamp_of(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> Signature:
+def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> ModelSignature:
     height, width, channels = model.input_shape
     if height == width == 1:
         shape: tuple[int, ...] = (-1, channels)
     else:
         shape = axes((height, width, channels), settings.layout)
-    return Signature(
-        input=Tensor(INPUT, "UINT8" if model.takes_uint8 else "FP32", shape),
+    return ModelSignature(
+        input=TensorMetadata(INPUT, "UINT8" if model.takes_uint8 else "FP32", shape),
         takes_uint8=model.takes_uint8,
         outputs=tuple(
-            Tensor(name, "FP32", (-1, size(c)) if h == w == 1 else axes((h, w, c), settings.layout))
+            TensorMetadata(name, "FP32", (-1, size(c)) if h == w == 1 else axes((h, w, c), settings.layout))
             for name, (h, w, c) in outputs.items()
         ),
         labels=model.labels,
@@ -381,7 +386,7 @@ def metadata(name: str, loaded: LoadedModel, settings: Settings) -> dict[str, An
 def triton_config(name: str, loaded: LoadedModel) -> dict[str, Any]:
     """GET /v2/models/NAME/config: the same in Triton's form, which some of its clients read."""
 
-    def tensor(one: Tensor) -> dict[str, Any]:
+    def tensor(one: TensorMetadata) -> dict[str, Any]:
         return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": list(one.shape[1:])}
 
     return {

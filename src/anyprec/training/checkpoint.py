@@ -18,7 +18,7 @@ from torch import nn
 
 from anyprec.data import preprocessing_of
 from anyprec.data.catalog import Data
-from anyprec.errors import AnyprecError, CheckpointError, DataError
+from anyprec.errors import AnyprecError, CheckpointError, DataError, MissingExtra
 from anyprec.files import written_whole
 from anyprec.nn.switching import set_bits, widths_of
 from anyprec.preprocessing import Preprocessing
@@ -43,7 +43,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is no checkpoint of tensors alone, or is damaged; nothing was executed"
+            f"{path} is damaged, or is not a checkpoint that holds only tensors; nothing was executed"
         ) from error
     except (
         RuntimeError,
@@ -210,14 +210,18 @@ def rebuild_network(record: dict[str, Any], path: str | Path) -> nn.Module:
     """The network a checkpoint describes, untrained."""
     from anyprec.nn.convert import convert
     from anyprec.nn.plain import to_float_network
+    from anyprec.onnx_import.importing import NET, rebuild
     from anyprec.zoo import build
 
     try:
-        model: nn.Module = build(record["net"], **record["net_options"])
+        imported = record["net"] == NET
+        model: nn.Module = rebuild(record["net_options"]) if imported else build(record["net"], **record["net_options"])
         if conversion := record.get("conversion"):
-            model = convert(to_float_network(model), **conversion)
+            model = convert(model if imported else to_float_network(model), **conversion)
             model.zoo_name, model.zoo_options = record["net"], record["net_options"]
             model.zoo_conversion = conversion
+    except MissingExtra:
+        raise
     except Exception as error:  # options from a file of unknown origin can make a network fail anywhere
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path}: its network {record['net']!r} cannot be built again: {first}") from error

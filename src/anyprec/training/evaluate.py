@@ -42,13 +42,13 @@ def evaluate(
 ) -> dict[int | str, dict[str, float]]:
     """Accuracy on a data set: bits (or profile name) -> {"accuracy": percent, "loss": ...}, and "miou" for masks.
 
-    model: any-precision; it comes back as it was.
+    model: an any-precision network; it does not change.
     data: what anyprec.data.load_data returns.
     settings: widths, profiles or dicts of layer bits; by default all the model's widths.
     preprocessing: that of the model's training; by default it follows from the data set and `augment`.
-    batch_size, device: images a forward pass, and where it runs.
+    batch_size, device: images per forward pass, and where it runs.
     progress: shows a progress line.
-    rank, world: of several processes each takes its share of the images; all return the result over all of them.
+    rank, world: with several processes, each takes its share of the images; all return the result over all images.
     confusions: a dict to put each setting's confusion matrix into (masks only).
     """
     settings = list(settings) if settings is not None else list(widths_of(model))
@@ -63,7 +63,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        with Progress("evaluate", total=len(data), unit="img") if progress else _silent() as bar:
+        with Progress("evaluate", total=len(data), unit="img") if progress else _NoProgress() as bar:
             source = batches(
                 data, batch_size * world, augment=augment, preprocessing=preprocessing, rank=rank, world=world
             )
@@ -123,10 +123,10 @@ def check_scores(logits: torch.Tensor, classes: int, name: str) -> None:
         )
 
 
-class _silent:
+class _NoProgress:
     """Stands in for a progress bar nobody asked for."""
 
-    def __enter__(self) -> _silent:
+    def __enter__(self) -> _NoProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -89,7 +89,7 @@ def shares_stem(model: nn.Module) -> bool:
 
 
 @contextmanager
-def stem_once(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+def stem_once(model: nn.Module, images: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
     """Yields (z, body): z is the stem's output, computed once; on leaving, the gradients all widths left in z go on
     into the stem in one backward pass. A network that is no SplitNetwork runs whole for every width.
     """
@@ -111,13 +111,74 @@ def next_teacher(loss: str, logits: Tensor, teacher: Tensor | None, answers: lis
     return logits.detach() if teacher is None or loss != "soft" else teacher
 
 
+LossFunction = Callable[[Any, Any], Tensor]  # (what the network gives, labels) -> a number
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits in what a network gives: a tensor; `logits` of a dict or of a Hugging Face output; the first tensor of
+    a tuple; None if there are none."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    else:
+        found = getattr(output, "logits", None)
+        if found is None and isinstance(output, (tuple, list)):
+            found = next((part for part in output if isinstance(part, Tensor)), None)
+    return found if isinstance(found, Tensor) else None
+
+
+def _checked_logits(output: Any, loss: str) -> Tensor:
+    logits = logits_of(output)
+    if logits is None:
+        kind = type(output).__name__
+        names = f" with {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
+        raise RecipeError(
+            f"loss={loss!r} needs logits, but the network gives a {kind}{names}; let it give a tensor, a tuple that "
+            "begins with one, or `logits`, or pass a function: loss=lambda output, labels: ..."
+        )
+    if logits.dim() < 2:
+        raise RecipeError(
+            f"loss={loss!r} needs logits (N, classes), but the network gives {tuple(logits.shape)}; for other tasks "
+            "pass a function, such as loss=lambda output, labels: F.mse_loss(output, labels)"
+        )
+    return logits
+
+
+def _checked_value(value: object) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise RecipeError(f"the loss function returned {given}; it must return one number, a tensor with a gradient")
+    return value.reshape(())
+
+
+def _right_answers(output: Any, labels: Any) -> Tensor:
+    """How many labels the logits name; NaN where the labels are no classes."""
+    logits = logits_of(output)
+    if (
+        logits is None
+        or not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or logits.dim() < 2
+        or logits.shape[:1] + logits.shape[2:] != labels.shape
+    ):
+        return torch.tensor(float("nan"))
+    return (logits.detach().argmax(1) == labels).sum()
+
+
+def _run(network: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return network(**inputs)
+    return network(*inputs) if isinstance(inputs, tuple) else network(inputs)
+
+
 def joint_step(
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
+    images: Any,
+    labels: Any,
     widths: Sequence[int],
     *,
-    loss: str = "hard",
+    loss: str | LossFunction = "hard",
     label_weight: float = 0.5,
     label_smoothing: float = 0.0,
     width_weights: Mapping[int, float] | None = None,
@@ -130,31 +191,42 @@ def joint_step(
     The optimizer's `zero_grad` before and `step` after are the caller's.
 
     model: any-precision, in training mode.
-    images, labels: one batch. Labels (N, H, W) are masks, and answers then pixels.
-    loss: what the narrower widths learn from: "hard" (labels), or one of anyprec.choices.LOSSES.
+    images, labels: one batch. Images: a tensor, a tuple of arguments or a dict of keyword arguments. Labels (N, H, W)
+        are masks; right answers are then counted in pixels. With a loss function they are whatever it reads.
+    loss: what the narrower widths learn from: "hard" (labels), or one of anyprec.choices.LOSSES, for networks that give
+        logits (or a dict, a tuple or a Hugging Face output with them). Or a function of (output, labels), for any task:
+        every width learns by it, and it is given what the network gives. The number of right answers is NaN where
+        labels are no classes.
     label_weight: the labels' share of the losses "recursive+label" and "wider+label".
     label_smoothing: spreads this share of each label evenly over all classes.
-    width_weights: multiplies the loss of a width in the sum, 1 where it says nothing.
+    width_weights: factor on the loss of a width in the sum; 1 for widths it does not name.
     count: what losses of masks are divided by; by default the number of labeled pixels.
     autocast: makes the context that forward passes run in, such as torch.autocast.
     backward: takes each loss instead of its own `backward()`, such as one scaled by a GradScaler.
     """
-    if loss not in LOSSES:
-        raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
+    if not callable(loss) and loss not in LOSSES:
+        raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}, or give a function")
+    if callable(loss) and label_smoothing:
+        raise RecipeError("label_smoothing is for the named losses; smooth the labels in the loss function")
     results: dict[int, tuple[Tensor, Tensor]] = {}
     teacher: Tensor | None = None
     answers: list[Tensor] = []  # probabilities of all widths so far, for "wider"
     with normalize_weights_once(model), autocast(), stem_once(model, images) as (z, body):
         for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
             set_bits(model, bits)
-            logits = body(z)
-            logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-            value = width_loss(loss, logits, labels, teacher, label_weight, count, label_smoothing)
+            output = _run(body, z)
+            if isinstance(output, Tensor) and output.dtype in (torch.float16, torch.bfloat16):
+                output = output.float()
+            if callable(loss):
+                value = _checked_value(loss(output, labels))
+            else:
+                logits = _checked_logits(output, loss)
+                logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+                value = width_loss(loss, logits, labels, teacher, label_weight, count, label_smoothing)
+                teacher = next_teacher(loss, logits, teacher, answers)
             weight = (width_weights or {}).get(bits, 1.0)
             backward(value if weight == 1 else weight * value)
-            teacher = next_teacher(loss, logits, teacher, answers)
-            right = (logits.detach().argmax(1) == labels).sum()
-            results[bits] = (value.detach(), right)
+            results[bits] = (value.detach(), _right_answers(output, labels))
     return results
 
 

@@ -1,7 +1,7 @@
 """Recipe: a frozen record of everything needed to repeat a training run, read from and written to TOML.
 
 `Recipe.load("digits")` or a path, `recipe.override(["epochs=3", "net_options.multiplier=2"])`. Fields are plain
-scalars, tuples or tables of scalars; strings become objects in run.py alone. A typo or a wrong type is a RecipeError.
+scalars, tuples or tables of scalars; strings become objects only in run.py. A typo or a wrong type is a RecipeError.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ NOT_NEGATIVE = (
 
 @dataclass(frozen=True)
 class Recipe:
+    """A training run as plain data, checked when it is made; docs/cli/train.md describes the fields.
+
+    `Recipe.load` reads a TOML file, or a recipe of the package by its name.
+    """
+
     # What is trained, on what
     net: str  # a name of anyprec.zoo
     data: str  # a name of anyprec.data
@@ -63,7 +68,7 @@ class Recipe:
     label_smoothing: float = 0.0  # this share of each label is spread evenly over all classes
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label" and "wider+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
-    sign_window: float = 0.0  # 1 bit moves weights this near to a change of sign alone; 0: all, as in the paper
+    sign_window: float = 0.0  # 1 bit moves only weights this near to a change of sign; 0: all, as in the paper
     sign_window_end: float = 0.0  # the window changes evenly to this over the run; 0: it stays
     kurtosis: float = 0.0  # of a penalty in the loss that spreads the weights of each layer evenly; 0: none
     sampling: str = "all"
@@ -98,7 +103,7 @@ class Recipe:
     channels_last: bool = True
     sync_norm: bool = True  # batch statistics over all processes: the result does not depend on their number
     eval_batch_size: int = 500
-    eval_every: int = 1  # epochs; 0 evaluates at the end alone
+    eval_every: int = 1  # epochs; 0 evaluates only at the end
     save_minutes: float = 5.0  # between checkpoints inside an epoch (0: after every step); each epoch ends with one
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ LIKE_A_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
-class About:
+class RecipeInfo:
     summary: str = ""  # one line
     core_hours: float | None = None  # of one CPU core, all stages together
     needs: str = ""  # where that is not known: "a GPU"
@@ -56,10 +56,10 @@ def advice(name: str) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "`anyprec recipes` lists those there are"
 
 
-def about(name: str) -> About:
+def about(name: str) -> RecipeInfo:
     if name not in names():
         raise RecipeError(f"no recipe is called {name!r}; {advice(name)}")
-    return About(**read_toml(FOLDER / f"{name}.toml").get("about", {}))
+    return RecipeInfo(**read_toml(FOLDER / f"{name}.toml").get("about", {}))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

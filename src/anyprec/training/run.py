@@ -59,12 +59,13 @@ def train(
     model: nn.Module | None = None,
     progress: bool = True,
 ) -> dict[int | str, dict[str, float]]:
-    """Train by `recipe` into folder `out`; returns bits -> {"accuracy", "loss"} on the test set, and "miou" of masks.
+    """Train as `recipe` says; returns bits -> {"accuracy", "loss"} on the test set, and "miou" for segmentation.
 
-    out: gets model.pt, logs and checkpoints. A folder that holds a run is refused, unless `resume` goes on with that
-        run or `overwrite` begins it anew.
-    data_root: the folder of the data set; download: gets what is missing there.
-    device: such as "cpu" or "cuda:1"; by default what there is.
+    out: the folder for model.pt, logs and checkpoints. A folder that holds a run is refused, unless `resume` continues
+        that run or `overwrite` starts over.
+    data_root: the folder of the data set.
+    download: fetches what is missing there.
+    device: such as "cpu" or "cuda:1"; by default a GPU if there is one.
     model: a network of your own, converted; without it the recipe's net is built.
     progress: shows a progress line, and the results of each epoch.
     """

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: `read_state_dict` reads a torch file without executing anything in it, `load_float`
+"""Weights from elsewhere: `read_state_dict` reads a torch or safetensors file and executes nothing in it, `load_float`
 puts float weights into a zoo network, `load_exact` loads a state dict that must fit in every name and shape.
 
 Called by reference.py and cli/import.py. Files of our own are read by training/checkpoint.py.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from anyprec.errors import CheckpointError
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.switching import any_layers, widths_of
+from anyprec.zoo.safetensors import SUFFIX, read_safetensors
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -48,6 +49,8 @@ def read_state_dict(source: Source) -> dict[str, Tensor]:
 
 
 def _read_file(path: str | os.PathLike[str]) -> Any:
+    if os.fsdecode(path).endswith(SUFFIX):
+        return read_safetensors(path)
     try:
         with warnings.catch_warnings():
             # torch warns of odd pickle protocols; the errors below say enough

@@ -39,9 +39,9 @@ def widen(model: nn.Module, narrow: Mapping[str, Tensor], where: str, noise: flo
         raise CheckpointError(f"{where} is no narrower by a whole factor; choose a multiple of its multiplier")
     if any(str(FLOAT) in getattr(norm, "tables", {}) for norm in model.modules()):
         # The float weight is the one the codes are made of: it cannot be divided and keep them.
-        raise CheckpointError(f"{where} can be widened for integer widths alone; set widths without {FLOAT}")
+        raise CheckpointError(f"{where} can be widened only for integer widths; set widths without {FLOAT}")
     if not all(layer.quantizer.learned for layer in layers.values()):
-        raise CheckpointError(f"{where} can be widened with learned scales alone; set scale = 'learned'")
+        raise CheckpointError(f"{where} can be widened only with learned scales; set scale = 'learned'")
     dice = torch.Generator().manual_seed(seed)
     filled = {}
     for name, ours in model.state_dict().items():

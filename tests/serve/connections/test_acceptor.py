@@ -9,7 +9,7 @@ import time
 import pytest
 
 from anyprec.serve.connections import acceptor as module
-from anyprec.serve.connections.acceptor import Acceptor, is_given_up, may_be_probe
+from anyprec.serve.connections.acceptor import Acceptor, is_abandoned, may_be_probe
 from anyprec.serve.connections.server import listen, new_loop
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -162,14 +162,14 @@ def test_what_is_seen_of_a_connection(listener, dial, raw, close, probe, given_u
     with taken:
         time.sleep(0.05)
         assert may_be_probe(taken) == probe
-        assert is_given_up(taken) == (given_up and sys.platform == "linux")
+        assert is_abandoned(taken) == (given_up and sys.platform == "linux")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a packet filter of Linux")
 def test_nobody_is_connected_once_the_listener_keeps_out(listener, dial):
     """A connection made just before the listener is closed would be reset, with a request on its way."""
     before = dial(OTHER)
-    module.keep_out(listener)
+    module.drop_new_packets(listener)
     with pytest.raises(TimeoutError):
         socket.create_connection(listener.getsockname(), timeout=0.3)
     listener.setblocking(False)

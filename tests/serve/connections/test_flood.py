@@ -13,8 +13,8 @@ from attacks import INFER, Probe, statuses, take
 from health_under_attack import ATTACKS, GET, Crowd, is_open
 from serving import ask, images, infer, process, running
 
+from anyprec.files import raise_file_limit
 from anyprec.serve.connections.connection import ConnectionLimits
-from anyprec.serve.connections.server import raise_file_limit
 from anyprec.serve.http.bodies import RequestLimits
 
 

@@ -309,18 +309,18 @@ def test_handshakes_that_are_never_finished_take_no_place_from_others(model_path
                 connection.close()
             (acceptor,) = found.server.servers
             wait_for(lambda: len(acceptor.handshakes) <= 10)
-            assert len(found.server.table.seated) <= 10
+            assert len(found.server.table.admitted) <= 10
         finally:
             for client in silent:
                 client.close()
-        wait_for(lambda: not found.server.table.seated and not acceptor.handshakes)
+        wait_for(lambda: not found.server.table.admitted and not acceptor.handshakes)
 
 
 def test_the_end_does_not_wait_for_handshakes(model_path, certificate):
     cert, key = certificate
     with running({"net": model_path}, tls=Tls(str(cert), str(key))) as found:
         with socket.create_connection(("127.0.0.1", found.port)):
-            wait_for(lambda: found.server.table.seated)
+            wait_for(lambda: found.server.table.admitted)
             started = time.monotonic()
             found.stop()
         assert time.monotonic() - started < 8 and found.server.unanswered == 0

@@ -253,7 +253,7 @@ def test_a_hundred_connections(model_path):
 
 @pytest.mark.slow
 def test_a_thousand_connections(model_path):
-    from anyprec.serve.connections.server import raise_file_limit
+    from anyprec.files import raise_file_limit
 
     raise_file_limit(2500)  # both ends are in this process
     connection_limits = ConnectionLimits(per_address=1000)

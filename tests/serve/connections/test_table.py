@@ -2,7 +2,7 @@
 
 import pytest
 
-from anyprec.serve.connections.table import RESERVE, ConnectionTable, grouped, named_by_proxy, network_of
+from anyprec.serve.connections.table import RESERVE, ConnectionTable, address_group, named_by_proxy, network_of
 
 
 class Fake:
@@ -17,7 +17,7 @@ class Fake:
     def unfinished_bytes(self):
         return self.body_bytes
 
-    def push_out(self):
+    def evict(self):
         self.out = True
 
 
@@ -25,7 +25,7 @@ def seat(table, *ones, busy=True):
     for one in ones:
         assert table.admit(one)
         if busy:
-            table.works(one)
+            table.mark_busy(one)
     return ones
 
 
@@ -33,10 +33,10 @@ def test_one_that_has_not_been_read_from_keeps_its_place():
     table = ConnectionTable(2, 2)
     (idle,) = seat(table, Fake(), busy=False)
     new = Fake()
-    assert table.admit(new, at_rest=False)
+    assert table.admit(new, is_idle=False)
     seat(table, Fake())
     assert idle.out and not table.admit(Fake()) and not new.out
-    table.rests(new)
+    table.mark_idle(new)
     assert table.admit(Fake()) and new.out
 
 
@@ -50,10 +50,10 @@ def test_idle_ones_make_way_then_slow_ones_then_nobody():
     assert slow.out
     last = Fake()
     assert not table.admit(last) and not any(other.out for other in (quick, one, two))
-    assert set(table.reserve) == {last} and table.pushed_out == 2
+    assert set(table.reserve) == {last} and table.evicted == 2
     table.remove(quick)
     assert table.admit(Fake())
-    for other in list(table.seated):
+    for other in list(table.admitted):
         table.remove(other)
         table.remove(other)  # twice is once
     assert not table.by_address and not table.idle
@@ -62,8 +62,8 @@ def test_idle_ones_make_way_then_slow_ones_then_nobody():
 def test_a_rest_counts_from_its_beginning():
     table = ConnectionTable(3, 3)
     one, two, three = seat(table, Fake(), Fake(), Fake(), busy=False)
-    table.works(one)
-    table.rests(one)
+    table.mark_busy(one)
+    table.mark_idle(one)
     seat(table, Fake())
     assert two.out and not one.out and not three.out
 
@@ -74,7 +74,7 @@ def test_one_address():
     assert not table.admit(Fake("a")) and not any(one.out for one in busy)
     assert table.admit(Fake("b"))
     seat(table, *(Fake("proxy", trusted=True) for _ in range(5)))
-    table.rests(busy[1])
+    table.mark_idle(busy[1])
     assert table.admit(Fake("a")) and busy[1].out and not busy[0].out
 
 
@@ -118,7 +118,7 @@ def test_memory():
     ],
 )
 def test_addresses_are_counted_by_subscriber(host, group):
-    assert grouped(host) == group
+    assert address_group(host) == group
 
 
 @pytest.mark.parametrize(

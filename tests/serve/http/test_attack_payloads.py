@@ -1,7 +1,7 @@
 """Attacks by what a request holds: pictures and JSON that cost the server far more than their sender.
 
-All along a probe asks for /v2/health/live; the worst it saw is printed. The limits asserted are generous: they tell a
-server that answers from one that does not, on a machine with other work to do.
+All along a probe asks for /v2/health/live. The limits asserted are generous: they tell a server that answers from one
+that does not, on a machine with other work to do.
 """
 
 import contextlib
@@ -17,12 +17,27 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from attacks import Probe
 from bombs import chunk, mask_graph, photo, png, save_mask, scan_bomb, segment
-from serving import Reply, ask, expected, images, infer, output, process, running, save
+from serving import (
+    Reply,
+    ask,
+    binary_request,
+    expected,
+    images,
+    infer,
+    infer_binary,
+    memory_mb,
+    output,
+    process,
+    running,
+    save,
+)
 
 from anyprec.format import write
 from anyprec.run.image_limits import ImageTooLarge, check_bytes
@@ -38,56 +53,21 @@ from anyprec.serve.scheduling.queue import QueueLimits
 SILENT_S = 2.0  # of the probe; before, one answer silenced it for 17 s, and one picture for as long as it liked
 
 
-class Probe:
-    """Asks for the server's health, over and over, until the block ends."""
-
-    def __init__(self, port: int) -> None:
-        self.port, self.worst, self.count, self.failed = port, 0.0, 0, []
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.ask)
-
-    def ask(self) -> None:
-        while not self.stop.wait(0.01):
-            began = time.monotonic()
-            try:
-                if ask(self.port, "GET", "/v2/health/live").status != 200:
-                    self.failed.append("not 200")
-            except OSError as error:
-                self.failed.append(repr(error))
-            self.worst = max(self.worst, time.monotonic() - began)
-            self.count += 1
-
-    def __enter__(self) -> "Probe":
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.thread.join()
-        print(f"worst of {self.count} health probes: {1e3 * self.worst:.0f} ms")
-        assert not self.failed and self.worst < SILENT_S
+@contextlib.contextmanager
+def health_answers(port: int) -> Iterator[None]:
+    """The server answers every health probe in time while the block runs."""
+    with Probe(port) as probe:
+        yield
+    probe.check()
+    assert probe.found[-1].took_s < SILENT_S, probe.found[-1]
 
 
 def classify(port: int, body: bytes, query: str = "", model: str = "net") -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        return ask(port, "POST", f"/v2/models/{model}/classify{query}", body, connection)
-    finally:
-        connection.close()
+    return ask(port, "POST", f"/v2/models/{model}/classify{query}", body)
 
 
 def ask_mask(port: int, x: np.ndarray, **parameters) -> Reply:
-    tensor = {"name": "input", "shape": list(x.shape), "datatype": "UINT8"}
-    tensor["parameters"] = {"binary_data_size": x.nbytes}
-    head = json.dumps({"inputs": [tensor], "parameters": {"deadline_ms": 60_000, **parameters}}).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        return ask(
-            port, "POST", "/v2/models/mask/infer", head + x.tobytes(), connection,
-            inference_header_content_length=str(len(head)),
-        )  # fmt: skip
-    finally:
-        connection.close()
+    return infer_binary(port, x, "mask", **{"deadline_ms": 60_000, **parameters})
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +75,11 @@ def mask_path(tmp_path_factory):
     return save_mask(tmp_path_factory.mktemp("mask") / "mask.apm")
 
 
-def resident_mb(pid: int, peak: bool = False) -> float:
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    kind = "VmHWM" if peak else "VmRSS"
-    return int(next(line for line in text.splitlines() if line.startswith(kind)).split()[1]) / 1024
-
-
 # --- answers ---
 
 
 def test_a_large_json_answer_is_refused_before_the_run(mask_path):
-    with running({"mask": mask_path}) as found, Probe(found.port):
+    with running({"mask": mask_path}) as found, health_answers(found.port):
         reply = ask_mask(found.port, np.zeros((1, 3, 1024, 1024), np.uint8))
         assert reply.status == 413
         error = reply.json["error"]
@@ -120,15 +94,15 @@ def test_large_answers_hold_up_nobody(mask_path):
     x = np.random.default_rng(0).integers(0, 256, (1, 3, 512, 512), np.uint8)
     right = expected(mask_path, x, 8)
     with process(str(mask_path), "--slo", "5s", "--max-answer-json", "1GiB") as (child, port):
-        before = resident_mb(child.pid)
-        with Probe(port):
+        before = memory_mb(child.pid)
+        with health_answers(port):
             text = ask_mask(port, x, bits=8)
             binary = ask_mask(port, x, bits=8, binary_data_output=True)
         assert text.status == 200 and text.headers["transfer-encoding"] == "chunked"
         np.testing.assert_array_equal(output(text), right)
         raw = binary.body[int(binary.headers["inference-header-content-length"]) :]
         np.testing.assert_array_equal(np.frombuffer(raw, "<f4").reshape(right.shape), right)
-        peak, after = resident_mb(child.pid, peak=True), resident_mb(child.pid)
+        peak, after = memory_mb(child.pid, "VmHWM"), memory_mb(child.pid)
         print(f"memory {before:.0f} MB before, {peak:.0f} at the most, {after:.0f} after")
         assert peak < before + 200  # the outputs have 22 MB; before, the JSON of it took 500
         assert after < before + 150  # working memory of up to 64 MiB, and as much of tables, may stay
@@ -136,20 +110,13 @@ def test_large_answers_hold_up_nobody(mask_path):
 
 def test_clients_that_leave_in_the_middle_of_a_large_answer(mask_path):
     with running({"mask": mask_path}, request_limits=RequestLimits(answer_json=1 << 30)) as found:
-        head = json.dumps(
-            {
-                "inputs": [
-                    {"name": "input", "shape": [1, 3, 256, 256], "datatype": "UINT8",
-                     "parameters": {"binary_data_size": 3 * 256 * 256}}
-                ]
-            }
-        ).encode()  # fmt: skip
-        start = f"POST /v2/models/mask/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(head) + 3 * 256 * 256}\r\n"
-        start += f"inference-header-content-length: {len(head)}\r\n\r\n"
+        body, length = binary_request(np.zeros((1, 3, 256, 256), np.uint8))
+        start = f"POST /v2/models/mask/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        start += f"inference-header-content-length: {length}\r\n\r\n"
         for _ in range(4):
             with socket.create_connection(("127.0.0.1", found.port), timeout=20) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.sendall(start.encode() + head + bytes(3 * 256 * 256))
+                client.sendall(start.encode() + body)
                 assert b"200" in client.recv(1000)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wait_for(lambda: not found.server.server_state.tasks and found.app.bodies.held == 0)
@@ -195,7 +162,7 @@ def test_many_labels_are_written_aside(tmp_path):
     """Scores of 20,000 classes as labels, for 8 images: as many texts as a small model has answers in an hour."""
     path = tmp_path / "wide.apm"
     write(wide_graph(20_000), path)
-    with running({"net": path}) as found, Probe(found.port):
+    with running({"net": path}) as found, health_answers(found.port):
         body = {"inputs": [tensor_of(images(8))], "outputs": [{"name": "head"}]}
         body["outputs"][0]["parameters"] = {"classification": 20_000}
         reply = ask(found.port, "POST", "/v2/models/net/infer", body)
@@ -236,7 +203,7 @@ def test_long_json_is_read_aside(tmp_path):
         b'{"inputs":[{"name":"input","shape":[1,3,8,8],"datatype":"UINT8","data":' + what + b"}]}"
         for what in (numbers, deep[: 4 << 20], b'"' + b"\\u0000" * 600_000 + b'"')
     ]
-    with running({"net": path}, request_limits=RequestLimits(json=5 << 20)) as found, Probe(found.port):
+    with running({"net": path}, request_limits=RequestLimits(json=5 << 20)) as found, health_answers(found.port):
         statuses: list[int] = []
 
         def attack(body: bytes) -> None:
@@ -293,7 +260,7 @@ def test_picture_bombs_are_refused(kind, server):
     make, status, word = BOMBS[kind]
     body = make()
     assert len(body) < 4 << 20
-    with Probe(server.port):
+    with health_answers(server.port):
         reply = classify(server.port, body, "?deadline_ms=20000")
         assert reply.status == status and word in reply.json.get("error", "")
     assert classify(server.port, photo(20, 20), "?deadline_ms=20000").status == 200
@@ -342,7 +309,7 @@ def test_a_decoder_that_does_not_end_is_ended(model_path, monkeypatch):
     settings = Settings(slo_s=0.5, warm_up_s=0.05, limits=QueueLimits(grace=1.0))
     with (
         running({"net": model_path}, settings=settings, request_limits=RequestLimits(image_s=3.0)) as found,
-        Probe(found.port),
+        health_answers(found.port),
     ):
         assert classify(found.port, photo(20, 20), "?deadline_ms=20000").status == 200
         culprits: list[Reply] = []
@@ -432,15 +399,13 @@ def test_a_run_whose_client_is_gone_stops(tmp_path):
     x = np.zeros((1, 3, 400, 400), np.uint8)
     with running({"mask": path}) as found:
         scheduler = found.models.get("mask").now.scheduler
-        head = json.dumps({"inputs": [{"name": "input", "shape": list(x.shape), "datatype": "UINT8",
-            "parameters": {"binary_data_size": x.nbytes}}],
-            "parameters": {"bits": 8, "deadline_ms": 60000, "binary_data_output": True}}).encode()  # fmt: skip
+        body, length = binary_request(x, bits=8, deadline_ms=60_000, binary_data_output=True)
         with socket.create_connection(("127.0.0.1", found.port), timeout=20) as client:
             client.sendall(
                 b"POST /v2/models/mask/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
-                b"inference-header-content-length: %d\r\n\r\n" % (len(head) + x.nbytes, len(head))
+                b"inference-header-content-length: %d\r\n\r\n" % (len(body), length)
             )
-            client.sendall(head + x.tobytes())
+            client.sendall(body)
             wait_for(lambda: scheduler.stats()["running"] == 1)
         wait_for(lambda: scheduler.stats()["cancelled_runs"] == 1)
         assert 'anyprec_cancelled_runs_total{model="mask"} 1.0' in ask(found.port, "GET", "/metrics").body.decode()

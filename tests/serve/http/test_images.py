@@ -16,12 +16,12 @@ from anyprec.errors import InputError
 from anyprec.run.images import image_file
 from anyprec.run.model import load
 from anyprec.serve.http.images import read_image
-from anyprec.serve.http.protocol import HttpError, Signature, Tensor
+from anyprec.serve.http.protocol import HttpError, ModelSignature, TensorMetadata
 
 
 def signature(height=8, width=8, channels=3, layout="NCHW", **rest):
     shape = (-1, channels, height, width) if layout == "NCHW" else (-1, height, width, channels)
-    return Signature(Tensor("input", "UINT8", shape), True, (), (), ("8",), layout, **rest)
+    return ModelSignature(TensorMetadata("input", "UINT8", shape), True, (), (), ("8",), layout, **rest)
 
 
 def encoded(size=(8, 8), kind="PNG", mode="RGB", seed=0):
@@ -100,15 +100,15 @@ def test_damaged_files_are_read_or_refused(kind, damage):
 
 def test_models_that_take_no_image_files():
     with pytest.raises(InputError, match="how pixels become"):
-        read_image(encoded(), Signature(Tensor("input", "FP32", (-1, 3, 8, 8)), False, (), (), ("8",)))
+        read_image(encoded(), ModelSignature(TensorMetadata("input", "FP32", (-1, 3, 8, 8)), False, (), (), ("8",)))
     with pytest.raises(InputError, match="4 channels"):
         read_image(encoded(), signature(channels=4))
     with pytest.raises(InputError, match="vectors"):
-        read_image(encoded(), Signature(Tensor("input", "UINT8", (-1, 30)), True, (), (), ("8",)))
+        read_image(encoded(), ModelSignature(TensorMetadata("input", "UINT8", (-1, 30)), True, (), (), ("8",)))
 
 
 def test_a_classifier_of_unknown_size_refuses_pictures():
-    unknown = replace(signature(-1, -1), outputs=(Tensor("y", "FP32", (-1, 4)),))
+    unknown = replace(signature(-1, -1), outputs=(TensorMetadata("y", "FP32", (-1, 4)),))
     with pytest.raises(InputError, match="does not say at which size it was trained"):
         read_image(encoded(), unknown)
     assert read_image(encoded(), replace(unknown, image_size=(5, 6))).shape == (1, 3, 5, 6)

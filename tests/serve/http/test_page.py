@@ -126,6 +126,28 @@ def test_an_image_is_answered_at_every_width(browser, server, tmp_path):
     assert all("ms" in row.text and "%" in row.text for row in rows)
 
 
+def test_an_image_can_be_dragged_for_a_while_and_dropped(browser, server):
+    open_page(browser, server)
+    browser.get_log("browser")
+    browser.execute_async_script(
+        """const done = arguments[0], moved = window.moved = new DataTransfer();
+        document.createElement('canvas').toBlob((bytes) => {
+          moved.items.add(new File([bytes], 'dragged.png', {type: 'image/png'}));
+          document.body.dispatchEvent(new DragEvent('dragover', {dataTransfer: moved, bubbles: true}));
+          done();
+        }, 'image/png');"""
+    )
+    state = browser.execute_script("return last.time")
+    wait(browser, lambda: browser.execute_script("return last.time") >= state + 2)  # drawn anew meanwhile
+    assert browser.find_element(By.ID, "drop").text.startswith("One image, every width")
+    browser.execute_script(
+        "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: window.moved, bubbles: true}))"
+    )
+    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, "#answer img[alt='dragged.png']"))
+    wait(browser, lambda: "median of 5 runs" in text(browser, "answer"))
+    assert complaints(browser) == []
+
+
 def test_a_file_that_is_no_image_is_refused_with_a_sentence(browser, server, tmp_path):
     open_page(browser, server)
     path = tmp_path / "notes.txt"

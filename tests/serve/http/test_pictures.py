@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL.Image")
 
 from PIL import Image
-from serving import ask, running
+from serving import ask, infer_binary, running
 
 import anyprec
 from anyprec.cli import main
@@ -296,14 +296,7 @@ def test_nan_is_refused_by_the_server_and_spoils_no_other_request(networks):
         x[0, 1, 2, 3] = np.nan
         for value, status in ((np.nan, 400), (np.inf, 400), (0.0, 200)):
             x[0, 1, 2, 3] = value
-            header = json.dumps({
-                "inputs": [{"name": "input", "shape": list(x.shape), "datatype": "FP32",
-                            "parameters": {"binary_data_size": x.nbytes}}],
-            }).encode()  # fmt: skip
-            reply = ask(
-                server.port, "POST", "/v2/models/net/infer", header + x.tobytes(),
-                inference_header_content_length=str(len(header)),
-            )  # fmt: skip
+            reply = infer_binary(server.port, x)
             assert reply.status == status, reply.body
             assert status == 200 or "NaN or infinity" in reply.json["error"]
 

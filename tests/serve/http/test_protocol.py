@@ -12,26 +12,28 @@ from anyprec.errors import AnyprecError, InputError
 from anyprec.serve.http.protocol import (
     PIECE,
     InferRequest,
+    ModelSignature,
     RequestedOutput,
-    Signature,
-    Tensor,
+    TensorMetadata,
     answer_size,
     as_text,
     read_infer_request,
     write_answer,
 )
 
-SIGNATURE = Signature(
-    input=Tensor("input", "UINT8", (-1, 3, 2, 2)),
+SIGNATURE = ModelSignature(
+    input=TensorMetadata("input", "UINT8", (-1, 3, 2, 2)),
     takes_uint8=True,
-    outputs=(Tensor("head", "FP32", (-1, 3)), Tensor("map", "FP32", (-1, 2, 4, 4))),
+    outputs=(TensorMetadata("head", "FP32", (-1, 3)), TensorMetadata("map", "FP32", (-1, 2, 4, 4))),
     labels=("cat", "dog", "bird"),
     profiles=("1", "2", "8", "fast"),
     max_batch=4,
     max_pixels=64,
 )
-FREE = Signature(Tensor("input", "UINT8", (-1, 3, -1, -1)), True, SIGNATURE.outputs, (), ("8",), max_pixels=64)
-FLOAT_ONLY = Signature(Tensor("input", "FP32", (-1, 3, 2, 2)), False, SIGNATURE.outputs, (), ("8",))
+FREE = ModelSignature(
+    TensorMetadata("input", "UINT8", (-1, 3, -1, -1)), True, SIGNATURE.outputs, (), ("8",), max_pixels=64
+)
+FLOAT_ONLY = ModelSignature(TensorMetadata("input", "FP32", (-1, 3, 2, 2)), False, SIGNATURE.outputs, (), ("8",))
 X = np.arange(12, dtype=np.uint8).reshape(1, 3, 2, 2)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from anyprec.serve.connections import arrival
-from anyprec.serve.monitoring.condition import Overload, Precision, PrecisionLog, percent, verdict
+from anyprec.serve.monitoring.condition import OverloadDetector, Precision, PrecisionLog, percent, verdict
 from anyprec.serve.monitoring.histogram import bin_of, quantile
 from anyprec.serve.monitoring.metrics import Metrics, ServedRun
 from anyprec.serve.monitoring.recent import (
@@ -182,7 +182,7 @@ def lines(caplog, monkeypatch):
 
 
 def test_overload_is_logged_when_it_begins_and_when_it_ends(lines):
-    overload = Overload("net")
+    overload = OverloadDetector("net")
     overload.look(1.0, total(in_time=5, late=4))  # too few
     overload.look(2.0, total(in_time=30, late=60, expired=10))
     overload.look(3.0, total(in_time=20, late=80))

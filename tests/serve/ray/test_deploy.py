@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from serving import has_ray
 
 from anyprec.cli.serve import add_arguments
 from anyprec.serve.connections.connection import ConnectionLimits
@@ -163,7 +164,7 @@ def test_the_ray_configuration():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray here: pip install anyprec[ray]")
+@pytest.mark.skipif(not has_ray(), reason="no Ray here: pip install anyprec[ray]")
 def test_ray_would_take_it():
     """The schema, and the application that the builder makes of it. Apart: Ray warns when it is imported."""
     script = """

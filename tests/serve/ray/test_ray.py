@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import select
@@ -26,13 +25,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import ask, expected, images, output, save, tensor
+from serving import ask, binary_request, expected, has_ray, images, output, save, tensor
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install anyprec[ray]"
-    ),
+    pytest.mark.skipif(not has_ray(), reason="Ray is not installed: pip install anyprec[ray]"),
 ]
 
 ENVIRONMENT = {
@@ -84,7 +81,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("ray") / "log"
-    script = Path(__file__).with_name("ray_cluster.py")
+    script = Path(__file__).parents[1] / "ray_cluster.py"
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, str(script), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
@@ -209,11 +206,10 @@ def test_the_protocol_is_there(pair, path):
     closed = ask(pair.port, "POST", "/pair/v2/models/net/precision", {"bits": 4})
     assert closed.status == 403
     x = images(3)
-    head = json.dumps({"inputs": [{**tensor(x), "data": None, "parameters": {"binary_data_size": x.nbytes}}]})
-    head = head.replace('"data": null, ', "").encode()
+    body, length = binary_request(x)
     raw = ask(
-        pair.port, "POST", "/pair/v2/models/net/infer", head + x.tobytes(),
-        inference_header_content_length=str(len(head)), content_type="application/octet-stream",
+        pair.port, "POST", "/pair/v2/models/net/infer", body,
+        inference_header_content_length=str(length), content_type="application/octet-stream",
     )  # fmt: skip
     assert raw.status == 200, raw.body
     np.testing.assert_array_equal(output(raw), expected(path, x, raw.json["parameters"]["bits"]))

@@ -13,7 +13,7 @@ from anyprec.serve.scheduling.policy import (
     Fixed,
     Level,
     PolicyInput,
-    largest,
+    largest_batch,
     levels_of,
     possible_batches,
     uniform_fits,
@@ -192,7 +192,7 @@ def test_requests_of_other_sizes_weigh_more():
 def test_largest_holds_the_first_request_whole():
     s = state([3.5])
     s.queue.waiting[0].images = s.queue.images = 5
-    assert largest(s, Level("1", 61.0)) == 5
+    assert largest_batch(s, Level("1", 61.0)) == 5
 
 
 def test_levels_are_those_that_no_other_beats():

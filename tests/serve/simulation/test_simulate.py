@@ -10,13 +10,13 @@ from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma, poisson
 from anyprec.serve.scheduling.policy import Adaptive, Level, PolicyInput
 from anyprec.serve.scheduling.queue import QueueLimits
-from anyprec.serve.simulation.capacity import beaten, fewest_servers, grid, highest_rate
-from anyprec.serve.simulation.simulate import BALANCES, QUIET, Autoscale, Noise, Setup, simulate
+from anyprec.serve.simulation.capacity import dominated_cells, fewest_servers, grid, highest_rate
+from anyprec.serve.simulation.simulate import BALANCES, QUIET, Autoscale, SimulationSetup, TimingNoise, simulate
 
 TIMES = {p: {n: 1e-3 * (0.05 + (ms - 0.05) * n) for n in (1, 2, 4, 8)} for p, ms in
          {"8": 2.5, "4": 1.9, "2": 1.5, "1": 1.0}.items()}  # fmt: skip
 ACCURACIES = {"8": 70.0, "4": 69.8, "2": 69.0, "1": 61.0}
-SETUP = Setup(TIMES, ACCURACIES, slo=0.0075, margin=0.0008)
+SETUP = SimulationSetup(TIMES, ACCURACIES, slo=0.0075, margin=0.0008)
 QUIETLY = replace(SETUP, noise=QUIET, margin=0.0)
 
 
@@ -36,7 +36,9 @@ def test_no_request_at_all():
 
 def test_a_queue_with_one_width_waits_as_long_as_theory_says():
     """M/D/1: the mean wait is rho / (2 (1 - rho)) services, at rho = 0.6 that is 0.75 of one."""
-    one = Setup({"8": {1: 0.01}}, slo=1000.0, policy="fixed", bits=8, noise=QUIET, limits=QueueLimits(max_batch=1))
+    one = SimulationSetup(
+        {"8": {1: 0.01}}, slo=1000.0, policy="fixed", bits=8, noise=QUIET, limits=QueueLimits(max_batch=1)
+    )
     result = simulate(poisson(60, 600, seed=5), one)
     assert float((result.latency - 0.01).mean()) == pytest.approx(0.0075, rel=0.06)
     assert result.record()["busy"] == pytest.approx(0.6, rel=0.03)
@@ -178,7 +180,7 @@ def test_a_grid_has_every_cell_and_knows_who_is_beaten():
     assert [c.policy for c in cells[:3]] == policies
     worse = replace(cells[0].result, latency=np.full_like(cells[0].result.latency, np.inf))
     worse.level = np.full_like(worse.level, worse.profiles.index("1"))
-    assert len(beaten([replace(cells[0], result=worse), *cells[1:3]])) == 1
+    assert len(dominated_cells([replace(cells[0], result=worse), *cells[1:3]])) == 1
     assert {"load", "cv2", "attainment", "p99_ms", "bits_histogram"} <= set(cells[0].record())
 
 
@@ -192,7 +194,7 @@ def test_a_timeline_has_the_columns_of_a_picture():
 
 def test_noise_is_felt():
     times = poisson(50, 10, 1)
-    rough = simulate(times, replace(SETUP, noise=Noise(spread=0.3, hiccup=0.02, hiccups=20)))
+    rough = simulate(times, replace(SETUP, noise=TimingNoise(spread=0.3, hiccup=0.02, hiccups=20)))
     assert rough.percentile(99) > simulate(times, SETUP).percentile(99)
 
 

@@ -22,7 +22,7 @@ from anyprec.serve.connections.table import RESERVE
 from anyprec.serve.monitoring.logs import log
 
 TAKEN = 256  # accepted per turn of the event loop, at most: 3 ms
-BATCH = RESERVE // 2  # served in one turn: 3 ms. Two batches have a place in the reserve, each until it is answered
+BATCH = RESERVE // 2  # served in one turn: 3 ms. Two batches have a slot in the reserve, each until it is answered
 WAITING = 1024  # accepted but not served yet; the rest wait in the kernel
 CALM = 8  # when this few wait, all are served
 PAUSE_S = 0.1  # after running out of file descriptors
@@ -35,7 +35,7 @@ SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
 class Acceptor:
     """Takes connections until it is closed, and the listener with it.
 
-    `per_address`: places that one address has in the connection table.
+    `per_address`: slots that one address has in the connection table.
     """
 
     def __init__(self, listener: socket.socket, connect: Callable[[], asyncio.Protocol], per_address: int) -> None:
@@ -56,7 +56,7 @@ class Acceptor:
 
     def close(self) -> None:
         """Accept no more; connections that wait, here and in the kernel, are still served."""
-        keep_out(self.listener)
+        drop_new_packets(self.listener)
         while self._take(TAKEN):
             pass
         self.closed = True
@@ -97,7 +97,7 @@ class Acceptor:
         left = self.batch
         while self.waiting and left:
             taken = self.waiting.popleft()
-            if len(self.waiting) >= CALM and is_given_up(taken):
+            if len(self.waiting) >= CALM and is_abandoned(taken):
                 taken.close()
             else:
                 self._open(taken)
@@ -116,7 +116,7 @@ class Acceptor:
         task.add_done_callback(self.opening.discard)
 
 
-def keep_out(listener: socket.socket) -> None:
+def drop_new_packets(listener: socket.socket) -> None:
     """Drop what reaches the listener from now on. A connection made between our last look and the listener's end would
     be reset, with a request on its way; a dropped one is tried again by its client's kernel, and refused then.
     We can do it on Linux only: a packet filter of one instruction, "return 0".
@@ -141,7 +141,7 @@ def may_be_probe(taken: socket.socket) -> bool:
     return bool(head) and PROBE.startswith(head)
 
 
-def is_given_up(taken: socket.socket) -> bool:
+def is_abandoned(taken: socket.socket) -> bool:
     """Its client will send nothing more, and has sent less than a request's headers. We can tell on Linux only."""
     if sys.platform != "linux":
         return False

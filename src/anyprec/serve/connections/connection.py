@@ -20,7 +20,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from anyprec.serve.connections.arrival import arrival_time
-from anyprec.serve.connections.table import ConnectionTable, Place, grouped, named_by_proxy
+from anyprec.serve.connections.table import ConnectionTable, TrackedConnection, address_group, named_by_proxy
 from anyprec.serve.monitoring.logs import log
 
 
@@ -39,7 +39,7 @@ class ConnectionLimits:
 
 
 BODY_RATE = 16 << 10  # bytes a second
-HURRY_S = 1.0  # a request this late may be dropped when places or memory are short
+HURRY_S = 1.0  # a request this late may be dropped when slots or memory are short
 HURRY_WRITE_S = 5.0  # likewise an answer of which nothing was read for this long
 PIPELINED = 128  # unanswered requests per connection
 HEALTH = (b"/v2/health/live", b"/v2/health/ready")
@@ -70,7 +70,7 @@ class Connection(HttpToolsProtocol):
     table = ConnectionTable(1024, 512)
     control = False  # a connection over the control socket
     closing = False  # the server stops: this answer is the connection's last
-    handshake: Place | None = None  # its TLS is agreed on, and its place is ours
+    handshake: TrackedConnection | None = None  # its TLS is agreed on, and its slot is ours
     on_refused = staticmethod(lambda status: None)  # told of every refusal outside the application
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,10 +90,10 @@ class Connection(HttpToolsProtocol):
         self.broken = False  # nothing more is read; `wrong` is said after the answers to earlier requests
         self.cycles: deque[Any] = deque()  # requests whose answer is not complete, in order
         host = self.client[0] if self.client else ""
-        self.address, self.trusted = grouped(host), self.table.is_trusted(host)
+        self.address, self.trusted = address_group(host), self.table.is_trusted(host)
         if self.handshake is not None:
             self.table.remove(self.handshake)
-        self.for_health = not self.control and not self.table.admit(self, at_rest=False)
+        self.for_health = not self.control and not self.table.admit(self, is_idle=False)
         if self.for_health:
             self.until = now + min(self.limits.header_s, 2 * HURRY_S)
         # What has come already is read in this turn or the next; who has sent nothing by then is idle.
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self.silent = False
-        self.table.works(self)
+        self.table.mark_busy(self)
         self.received += len(data)
         if self.since is not None and not self.in_headers:
             self.until = min(time.monotonic() + self.limits.body_s, self.until + len(data) / BODY_RATE)
@@ -248,11 +248,11 @@ class Connection(HttpToolsProtocol):
         if self.since is None and not self.cycles and not self.broken:
             if self.idle_since is None:  # an empty line between two requests does not count
                 self.idle_since = time.monotonic()
-            self.table.rests(self)
+            self.table.mark_idle(self)
 
     def _rest_if_silent(self) -> None:
         if self.silent and not self.transport.is_closing():
-            self.table.rests(self)
+            self.table.mark_idle(self)
 
     def unfinished_bytes(self) -> int:
         return 0 if self.since is None or self.in_headers else self.body_bytes
@@ -293,7 +293,7 @@ class Connection(HttpToolsProtocol):
         allowed = self.limits.header_s if self.in_headers else self.limits.body_s
         return now > self.until - allowed + min(HURRY_S, allowed)
 
-    def push_out(self) -> None:
+    def evict(self) -> None:
         if self.since is not None and (self.received or not self.in_headers):
             self.refuse(503, "the server needed the place of a slow request; send it again", "retry-after: 1\r\n")
         elif self.transport.get_write_buffer_size() or self.cycles:

@@ -28,7 +28,7 @@ def split_cores() -> Cores:
     return Cores(frozenset(ours[:1]), frozenset(ours[1:]))
 
 
-def keep_to(cores: frozenset[int] | None) -> None:
+def pin_thread(cores: frozenset[int] | None) -> None:
     """The calling thread, from now on; None: any core."""
     if cores is not None:
         os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""TLS: connections are accepted here, and have a place among the others before their handshake is through.
+"""TLS: connections are accepted here, and have a slot in the table before their handshake is through.
 
 asyncio's own server tells of a connection after its handshake only: any number that never finish it would each hold an
 open file, unseen. Called by server.py where there is a certificate.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyprec.serve.connections.connection import Connection
-from anyprec.serve.connections.table import ConnectionTable, grouped
+from anyprec.serve.connections.table import ConnectionTable, address_group
 from anyprec.serve.monitoring.logs import log
 
 HANDSHAKE_S = 10.0
@@ -22,12 +22,12 @@ PAUSE_S = 0.1  # where no file can be opened any more
 
 
 class Handshake:
-    """One connection until TLS is agreed on. It rests all the while: others that come may have its place."""
+    """One connection until TLS is agreed on. It counts as idle: others that come may have its slot."""
 
     until = 0.0
 
     def __init__(self, host: str, trusted: bool, taken: socket.socket) -> None:
-        self.address, self.trusted = grouped(host), trusted
+        self.address, self.trusted = address_group(host), trusted
         self.taken: socket.socket | None = taken  # until the task has begun, and given it to a transport
         self.task: asyncio.Task[None] | None = None
 
@@ -37,7 +37,7 @@ class Handshake:
     def unfinished_bytes(self) -> int:
         return 0
 
-    def push_out(self) -> None:
+    def evict(self) -> None:
         if self.taken is not None:
             self.taken.close()
         if self.task is not None:
@@ -85,7 +85,7 @@ class TlsAcceptor:
     async def _agree(self, handshake: Handshake) -> None:
         def agreed() -> Connection:
             found = self.connect()
-            found.handshake = handshake  # whose place it takes
+            found.handshake = handshake  # whose slot it takes
             return found
 
         loop: Any = asyncio.get_running_loop()

@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 
 from anyprec.errors import ServeError
+from anyprec.files import raise_file_limit
 from anyprec.serve.connections.acceptor import WAITING, Acceptor
 from anyprec.serve.connections.connection import Connection, ConnectionLimits
 from anyprec.serve.connections.handshake import TlsAcceptor
@@ -78,7 +79,7 @@ class Server(uvicorn.Server):
         self.on_hangup, self.on_ready = on_hangup, on_ready
         self.servers: list[Any] = []
         self.unanswered = 0  # requests dropped at the end
-        self.end_within: Callable[[float], None] = lambda seconds: None  # `run` ends the process
+        self.exit_within: Callable[[float], None] = lambda seconds: None  # `run` ends the process
         self.collected = time.monotonic()
         self._wake: asyncio.Event | None = None
 
@@ -191,7 +192,7 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         drain_s = 0.0 if self.force_exit else self.drain_times.delay_s + self.drain_times.timeout_s + GRACE_S
-        self.end_within(drain_s + CLOSE_S)
+        self.exit_within(drain_s + CLOSE_S)
         self.should_exit = True
         if self._wake is not None:
             self._wake.set()
@@ -313,7 +314,7 @@ def run(server: Server, *listeners: socket.socket) -> int:
     gc.freeze()
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], 1_000_000)  # full ones only by Server.collect_garbage
-    server.end_within = end_within
+    server.exit_within = exit_within
     loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -327,7 +328,7 @@ def run(server: Server, *listeners: socket.socket) -> int:
     return 1 if server.unanswered else 0
 
 
-def end_within(seconds: float) -> None:
+def exit_within(seconds: float) -> None:
     """The process ends then, with code 1 and a line for each thread, should one of them still be busy.
 
     By a thread that needs no interpreter: whatever holds that up cannot hold up the end.
@@ -348,18 +349,3 @@ def new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def raise_file_limit(connections: int) -> None:
-    """Each connection is an open file, and many systems allow 1,024."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = connections + 256
-    if soft != resource.RLIM_INFINITY and soft < need:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else min(need, hard), hard)
-            )

@@ -1,7 +1,7 @@
-"""ConnectionTable: open connections by address, and which to close when another needs the place or the memory.
+"""ConnectionTable: open connections by address, and which to evict when another needs the slot or the memory.
 
 A client cannot reserve anything by a promise: idle connections and slow requests are closed in favor of new ones. A few
-places beyond the limit answer only health probes, so that these always get through. Filled by connection.py; BodyReader
+slots beyond the limit answer only health probes, so that these always get through. Filled by connection.py; BodyReader
 asks it for memory.
 """
 
@@ -13,89 +13,89 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 
-RESERVE = 64  # places for health probes beyond the limit
+RESERVE = 64  # slots for health probes beyond the limit
 LOOK_S = 0.1  # between two scans of all connections, which take up to 1 ms
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Place(Protocol):
-    """What takes one: a connection (connection.py), or one whose TLS is not agreed on yet (handshake.py)."""
+class TrackedConnection(Protocol):
+    """What takes a slot: a connection (connection.py), or one whose TLS handshake is under way (handshake.py)."""
 
     address: str  # to count by
     trusted: bool  # a proxy of ours
     until: float  # more must come by then
 
     def is_slow(self, now: float) -> bool: ...
-    def push_out(self) -> None: ...
+    def evict(self) -> None: ...
     def unfinished_bytes(self) -> int: ...  # of a body that is still coming
 
 
 class ConnectionTable:
-    """`most` places, of which one address may take `per_address`; addresses in `trusted` may take all."""
+    """`most` slots, of which one address may take `per_address`; addresses in `trusted` may take all."""
 
     def __init__(self, most: int, per_address: int, trusted: tuple[Network, ...] = ()) -> None:
         self.most, self.per_address, self.trusted = most, per_address, trusted
-        self.seated: OrderedDict[Place, None] = OrderedDict()
-        self.by_address: dict[str, OrderedDict[Place, None]] = {}  # of those seated; longest idle first
-        self.idle: OrderedDict[Place, None] = OrderedDict()  # of those seated; longest idle first
-        self.reserve: OrderedDict[Place, None] = OrderedDict()  # oldest first
-        self.pushed_out = 0
-        self._late: dict[str, list[Place]] = {}  # of an address, or ("") of all; the latest last
+        self.admitted: OrderedDict[TrackedConnection, None] = OrderedDict()
+        self.by_address: dict[str, OrderedDict[TrackedConnection, None]] = {}  # of those admitted; longest idle first
+        self.idle: OrderedDict[TrackedConnection, None] = OrderedDict()  # of those admitted; longest idle first
+        self.reserve: OrderedDict[TrackedConnection, None] = OrderedDict()  # oldest first
+        self.evicted = 0
+        self._late: dict[str, list[TrackedConnection]] = {}  # of an address, or ("") of all; the latest last
         self._look_again = self._no_room_before = 0.0
 
-    def admit(self, new: Place, at_rest: bool = True) -> bool:
-        """Give it a place, if need be another's; False: one of the reserve, for health probes only.
+    def admit(self, new: TrackedConnection, is_idle: bool = True) -> bool:
+        """Give it a slot, if need be another's; False: one of the reserve, for health probes only.
 
-        `at_rest`: it may be pushed out at once, like one that is idle.
+        `is_idle`: it may be evicted at once.
         """
         same = self.by_address.get(new.address)
         if same is not None and len(same) >= self.per_address and not new.trusted:
-            place = self._make_place(new.address, same, next((one for one in same if one in self.idle), None))
+            has_slot = self._evict_for(new.address, same, next((one for one in same if one in self.idle), None))
         else:
-            place = len(self.seated) < self.most or self._make_place("", self.seated, next(iter(self.idle), None))
-        if not place:
+            has_slot = len(self.admitted) < self.most or self._evict_for("", self.admitted, next(iter(self.idle), None))
+        if not has_slot:
             self._admit_to_reserve(new)
             return False
-        self.seated[new] = None
-        if at_rest:
+        self.admitted[new] = None
+        if is_idle:
             self.idle[new] = None
         self.by_address.setdefault(new.address, OrderedDict())[new] = None
         return True
 
-    def remove(self, one: Place) -> None:
+    def remove(self, one: TrackedConnection) -> None:
         """It is closed, or about to be."""
         self.idle.pop(one, None)
         self.reserve.pop(one, None)
-        if one in self.seated:
-            del self.seated[one]
+        if one in self.admitted:
+            del self.admitted[one]
             same = self.by_address[one.address]
             del same[one]
             if not same:
                 del self.by_address[one.address]
 
-    def rests(self, one: Place) -> None:
+    def mark_idle(self, one: TrackedConnection) -> None:
         """All its requests are answered."""
-        if one in self.seated and one not in self.idle:
+        if one in self.admitted and one not in self.idle:
             self.idle[one] = None
             self.by_address[one.address].move_to_end(one)
 
-    def works(self, one: Place) -> None:
+    def mark_busy(self, one: TrackedConnection) -> None:
         self.idle.pop(one, None)
 
     def is_trusted(self, host: str) -> bool:
-        return bool(self.trusted) and is_in(host, self.trusted)
+        return bool(self.trusted) and in_networks(host, self.trusted)
 
-    # --- making way ---
+    # --- eviction ---
 
-    def _make_place(self, of: str, among: Iterable[Place], idle: Place | None) -> bool:
-        """The place of `idle`, else of the latest among these, the connections of an address or ("") all."""
+    def _evict_for(self, of: str, among: Iterable[TrackedConnection], idle: TrackedConnection | None) -> bool:
+        """Evicts `idle`, else the latest among these: connections of an address, or ("") all. False: none is late."""
         victim = self._latest(of, among) if idle is None else idle
         if victim is not None:
-            self._push_out(victim)
+            self._evict(victim)
         return victim is not None
 
-    def _latest(self, of: str, among: Iterable[Place]) -> Place | None:
+    def _latest(self, of: str, among: Iterable[TrackedConnection]) -> TrackedConnection | None:
         now = time.monotonic()
         if now >= self._look_again:
             self._look_again = now + LOOK_S
@@ -105,21 +105,21 @@ class ConnectionTable:
         late = self._late[of]
         while late:
             one = late.pop()
-            if one in self.seated and one.is_slow(now):
+            if one in self.admitted and one.is_slow(now):
                 return one
         return None
 
-    def _admit_to_reserve(self, new: Place) -> None:
+    def _admit_to_reserve(self, new: TrackedConnection) -> None:
         """The newest may stay longest: a probe asks at once, and one that sends nothing is soon the oldest."""
         if len(self.reserve) >= RESERVE:
             greedy, _ = Counter(one.address for one in self.reserve).most_common(1)[0]
-            self._push_out(next(one for one in self.reserve if one.address == greedy))
+            self._evict(next(one for one in self.reserve if one.address == greedy))
         self.reserve[new] = None
 
-    def _push_out(self, one: Place) -> None:
+    def _evict(self, one: TrackedConnection) -> None:
         self.remove(one)
-        self.pushed_out += 1
-        one.push_out()
+        self.evicted += 1
+        one.evict()
 
     def make_room(self, size: int, bound: int, asking: str) -> bool:
         """Give up unfinished bodies for `size` bytes that `asking` sent: slow ones, then those of another address that
@@ -127,7 +127,7 @@ class ConnectionTable:
         now = time.monotonic()
         if now < self._no_room_before:
             return False
-        held = {one: has for one in self.seated if (has := one.unfinished_bytes())}
+        held = {one: has for one in self.admitted if (has := one.unfinished_bytes())}
         by_address: Counter[str] = Counter()
         for one, has in held.items():
             by_address[one.address] += has
@@ -139,7 +139,7 @@ class ConnectionTable:
             if greedy or one.is_slow(now):
                 freed += has
                 by_address[one.address] -= has
-                self._push_out(one)
+                self._evict(one)
         if not freed:
             self._no_room_before = now + LOOK_S
         return freed > 0
@@ -150,7 +150,7 @@ def network_of(text: str) -> Network:
     return ipaddress.ip_network(text.strip(), strict=False)
 
 
-def is_in(address: str, networks: Iterable[Network]) -> bool:
+def in_networks(address: str, networks: Iterable[Network]) -> bool:
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -158,7 +158,7 @@ def is_in(address: str, networks: Iterable[Network]) -> bool:
     return any(found in network for network in networks)
 
 
-def grouped(host: str) -> str:
+def address_group(host: str) -> str:
     """The address to count by: of IPv6, the 64 bits that one subscriber has at the least."""
     if ":" not in host:
         return host
@@ -176,6 +176,6 @@ def named_by_proxy(headers: Iterable[tuple[bytes, bytes]], trusted: tuple[Networ
             address = str(ipaddress.ip_address(part))
         except ValueError:
             return None
-        if not is_in(address, trusted):
+        if not in_networks(address, trusted):
             return address
     return None

@@ -36,7 +36,7 @@ def authorize(http: HttpExchange, keys: Keys, control: bool, local: bool) -> Non
     other_page = origin is not None and origin.decode("latin-1").partition("://")[2] != host
     if is_forwarded(http.headers) or not LOCAL_HOST.fullmatch(host) or other_page:
         raise HttpError(
-            403, "control without a key is for pages and programs of this machine alone, and not by way of a proxy"
+            403, "control without a key is only for pages and programs of this machine, and not through a proxy"
         )
 
 

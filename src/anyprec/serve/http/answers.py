@@ -17,10 +17,10 @@ import numpy as np
 from anyprec.serve.http.exchange import BINARY, JSON, HttpExchange
 from anyprec.serve.http.protocol import (
     SMALL,
-    Body,
+    AnswerBody,
     HttpError,
     InferRequest,
-    Signature,
+    ModelSignature,
     answer_size,
     as_text,
     write_answer,
@@ -58,7 +58,7 @@ async def send_answer(
     http: HttpExchange,
     about: Mapping[str, Any],
     call: InferRequest,
-    signature: Signature,
+    signature: ModelSignature,
     outputs: Sequence[np.ndarray],
 ) -> None:
     count, _ = answer_size(call, [y.shape for y in outputs])
@@ -79,7 +79,7 @@ async def send_answer(
         await http.respond_pieces(binary_pieces(head, body.tensors), BINARY, lengths)
 
 
-async def json_pieces(app: App, body: Body) -> AsyncIterator[bytes]:
+async def json_pieces(app: App, body: AnswerBody) -> AsyncIterator[bytes]:
     for piece in body.pieces():
         yield await written(app, isinstance(piece, bytes), as_text, piece)
 

@@ -37,7 +37,7 @@ from anyprec.serve.http.exchange import (
 )  # fmt: skip
 from anyprec.serve.http.keys import Keys
 from anyprec.serve.http.protocol import HttpError, InferRequest
-from anyprec.serve.http.readers import Readers
+from anyprec.serve.http.readers import RequestReaders
 from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepository, Settings, make_scheduler
 from anyprec.serve.monitoring.gauges import ModelGauges
 from anyprec.serve.monitoring.logs import log
@@ -50,7 +50,7 @@ from anyprec.serve.scheduling.scheduler import Scheduler
 T = TypeVar("T")
 
 
-class Outbox:
+class EventLoopDelivery:
     """Hands outcomes from engine threads to the event loop, with one wake-up per batch."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class App:
         self,
         models: ModelRepository,
         metrics: Metrics,
-        outbox: Outbox,
+        delivery: EventLoopDelivery,
         keys: Keys | None = None,
         limits: RequestLimits | None = None,
         local: bool = True,
@@ -85,7 +85,7 @@ class App:
     ) -> None:
         from anyprec.serve.http import routes, static
 
-        self.models, self.metrics, self.outbox = models, metrics, outbox
+        self.models, self.metrics, self.delivery = models, metrics, delivery
         self.keys = keys or Keys()
         self.limits = limits or RequestLimits()
         self.local, self.log_requests = local, log_requests
@@ -93,7 +93,7 @@ class App:
         self.bodies = BodyReader(self.limits)
         self.streams = 0
         self._looked = 0  # the second in which `look` last ran
-        self.readers = Readers(self.limits.image_s, metrics.killed.inc)
+        self.readers = RequestReaders(self.limits.image_s, metrics.killed.inc)
         self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # write large answers as JSON, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
@@ -104,7 +104,7 @@ class App:
 
     def start(self) -> None:
         """Called on the event loop that will serve."""
-        self.outbox.loop = asyncio.get_running_loop()
+        self.delivery.loop = asyncio.get_running_loop()
 
     def next_id(self) -> bytes:
         return b"%s-%x" % (self._boot.encode(), next(self._ids))
@@ -130,7 +130,7 @@ class App:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
-        if self.outbox.loop is None:
+        if self.delivery.loop is None:
             self.start()
         http = HttpExchange(scope, receive, send, self.next_id())
         try:
@@ -317,13 +317,13 @@ def make_app(
     make: MakeScheduler = make_scheduler,
 ) -> App:
     """The application for these model files, for any ASGI server; `app.models.load_all()` loads them."""
-    metrics, outbox = Metrics(time.time), Outbox()
+    metrics, delivery = Metrics(time.time), EventLoopDelivery()
 
     def count(name: str, good: bool) -> None:
         metrics.reloads.labels(name, "loaded" if good else "refused").inc()
 
-    models = ModelRepository(paths, settings or Settings(), outbox.deliver, make, count)
-    return App(models, metrics, outbox, keys, limits, local, log_requests)
+    models = ModelRepository(paths, settings or Settings(), delivery.deliver, make, count)
+    return App(models, metrics, delivery, keys, limits, local, log_requests)
 
 
 def request_of(app: App, http: HttpExchange, call: InferRequest, arrived: float) -> Request:

@@ -14,12 +14,12 @@ import numpy as np
 from anyprec.errors import InputError
 from anyprec.preprocessing import MAX_PIXELS, Preprocessing, upright
 from anyprec.run.image_limits import ImageTooLarge, check_bytes, check_open
-from anyprec.serve.http.protocol import HttpError, Signature
+from anyprec.serve.http.protocol import HttpError, ModelSignature
 
 MAGIC = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG"}
 
 
-def read_image(body: bytes, signature: Signature, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def read_image(body: bytes, signature: ModelSignature, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """(1, C, H, W) or (1, H, W, C) uint8, as the model's layout says."""
     image = open_image(body, max_pixels)
     how = preprocessing_for(signature)
@@ -35,7 +35,7 @@ def read_image(body: bytes, signature: Signature, max_pixels: int = MAX_PIXELS) 
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)) if signature.layout == "NCHW" else pixels
 
 
-def preprocessing_for(signature: Signature) -> Preprocessing:
+def preprocessing_for(signature: ModelSignature) -> Preprocessing:
     """What the model's training did; of a file that does not say, the picture covers the size it was made for."""
     height, width, channels = target(signature)
     if signature.preprocessing is not None:
@@ -72,7 +72,7 @@ def open_image(body: bytes, max_pixels: int) -> Any:
     return image
 
 
-def target(signature: Signature) -> tuple[int, int, int]:
+def target(signature: ModelSignature) -> tuple[int, int, int]:
     """H, W, C; -1 where the model leaves it free."""
     if not signature.takes_uint8:
         raise InputError("this model's file does not say how pixels become its input; send float tensors to /infer")

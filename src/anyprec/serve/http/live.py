@@ -25,7 +25,7 @@ async def recent(app: App, http: HttpExchange) -> None:
     count = whole_number(query, "seconds", 60, 1, KEEP - 1)
     window_s = whole_number(query, "window", WINDOW, 1, KEEP - 1)
     if b"text/event-stream" not in http.headers.get(b"accept", b""):
-        await http.respond_json(seen(app, http, count, window_s))
+        await http.respond_json(live_record(app, http, count, window_s))
         return
     if app.streams >= app.limits.streams:
         raise Overloaded("as many clients watch as may; ask without text/event-stream", retry_after=5.0)
@@ -35,7 +35,7 @@ async def recent(app: App, http: HttpExchange) -> None:
         headers = [STREAM, (b"cache-control", b"no-store"), (b"x-request-id", http.id)]
         await http.send({"type": "http.response.start", "status": 200, "headers": headers})
         while not app.draining:
-            event = b"data: " + json.dumps(seen(app, http, count, window_s)).encode() + b"\n\n"
+            event = b"data: " + json.dumps(live_record(app, http, count, window_s)).encode() + b"\n\n"
             await http.send({"type": "http.response.body", "body": event, "more_body": True})
             count = 1
             if await is_gone(http, 1.0 - time.time() % 1.0 + 0.02):
@@ -59,7 +59,7 @@ async def is_gone(http: HttpExchange, within_s: float) -> bool:
     return False
 
 
-def seen(app: App, http: HttpExchange, count: int, window_s: int) -> dict[str, Any]:
+def live_record(app: App, http: HttpExchange, count: int, window_s: int) -> dict[str, Any]:
     served = http.model()
     loaded = served.now
     now = time.time()

@@ -1,6 +1,6 @@
 """The server's OpenAPI description, /openapi.json: what every path takes and answers. Called by app.py.
 
-Written by hand, beside routes.py: schemathesis compares it with what the server does (tests/serve/test_schema.py).
+Written by hand, beside routes.py: schemathesis compares it with what the server does (tests/serve/http/test_schema.py).
 """
 
 from __future__ import annotations

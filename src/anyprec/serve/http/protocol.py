@@ -1,7 +1,8 @@
 """The Open Inference Protocol v2 as bytes: a request's body in, a InferRequest out; outputs in, a response's body out.
 
 JSON tensors and binary ones (the "binary tensor data" extension), the "classification" extension, and our parameters
-`bits`, `min_bits` and `deadline_ms`. Knows no HTTP. Called by readers.py and answers.py; models.py makes Signature.
+`bits`, `min_bits` and `deadline_ms`. Knows no HTTP. Called by readers.py and answers.py; a ModelSignature comes from
+models.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from anyprec.widths import check_bits
 # The protocol's names of the types an engine takes; other floats become float32.
 DTYPES = {"UINT8": "u1", "FP32": "<f4", "FP16": "<f2", "FP64": "<f8"}
 FLOATS = {"FP32", "FP16", "FP64"}
-INPUT = "input"
 LONGEST_S = 3600.0  # longest deadline
 
 
@@ -38,7 +38,7 @@ class HttpError(InputError):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorMetadata:
     """Description of a tensor in the metadata; -1 stands for any size."""
 
     name: str
@@ -50,12 +50,12 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Signature:
+class ModelSignature:
     """Inputs, outputs and profiles of a served model."""
 
-    input: Tensor  # its first axis is the batch
+    input: TensorMetadata  # its first axis is the batch
     takes_uint8: bool
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[TensorMetadata, ...]
     labels: tuple[str, ...]
     profiles: tuple[str, ...]
     layout: str = "NCHW"
@@ -93,7 +93,7 @@ class InferRequest:
 # --- in ---
 
 
-def read_infer_request(body: bytes, header_length: int | None, signature: Signature) -> InferRequest:
+def read_infer_request(body: bytes, header_length: int | None, signature: ModelSignature) -> InferRequest:
     """header_length: of the JSON part, where binary tensors follow it; 0: the body is the one input, raw."""
     if header_length == 0:
         return InferRequest(raw_input(body, signature), all_outputs(signature, binary=True))
@@ -112,7 +112,7 @@ def read_infer_request(body: bytes, header_length: int | None, signature: Signat
         raise InputError("id is not a string of up to 256 letters")
     return InferRequest(
         read_input(record.get("inputs"), tensors, signature),
-        read_wanted(record.get("outputs"), parameters, signature),
+        read_requested_outputs(record.get("outputs"), parameters, signature),
         id,
         read_bits(parameters.get("bits"), signature),
         read_min_bits(parameters.get("min_bits"), parameters.get("bits"), signature),
@@ -140,7 +140,7 @@ def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def read_input(inputs: Any, tensors: memoryview, signature: Signature) -> np.ndarray:
+def read_input(inputs: Any, tensors: memoryview, signature: ModelSignature) -> np.ndarray:
     expected = signature.input
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise InputError(f"inputs must be a list of one object, the tensor {expected.name!r}")
@@ -165,7 +165,7 @@ def read_input(inputs: Any, tensors: memoryview, signature: Signature) -> np.nda
     return from_bytes(tensors, datatype, shape)
 
 
-def check_shape(shape: Any, signature: Signature) -> tuple[int, ...]:
+def check_shape(shape: Any, signature: ModelSignature) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
         or len(shape) > 4
@@ -215,7 +215,7 @@ def from_bytes(data: memoryview, datatype: str, shape: tuple[int, ...]) -> np.nd
     return np.require(found, requirements="A")
 
 
-def raw_input(body: bytes, signature: Signature) -> np.ndarray:
+def raw_input(body: bytes, signature: ModelSignature) -> np.ndarray:
     """The whole body is the input, in the metadata's datatype; its length says how many images it has."""
     shape = signature.input.shape
     if -1 in shape[1:]:
@@ -227,11 +227,13 @@ def raw_input(body: bytes, signature: Signature) -> np.ndarray:
     return from_bytes(memoryview(body), signature.input.datatype, whole)
 
 
-def all_outputs(signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
+def all_outputs(signature: ModelSignature, binary: bool) -> tuple[RequestedOutput, ...]:
     return tuple(RequestedOutput(number, binary) for number in range(len(signature.outputs)))
 
 
-def read_wanted(outputs: Any, parameters: Mapping[str, Any], signature: Signature) -> tuple[RequestedOutput, ...]:
+def read_requested_outputs(
+    outputs: Any, parameters: Mapping[str, Any], signature: ModelSignature
+) -> tuple[RequestedOutput, ...]:
     binary = flag(parameters, "binary_data_output")
     if outputs is None or outputs == []:
         return all_outputs(signature, binary)
@@ -264,7 +266,7 @@ def flag(parameters: Mapping[str, Any], name: str, default: bool = False) -> boo
     return value
 
 
-def read_bits(bits: Any, signature: Signature) -> int | str | None:
+def read_bits(bits: Any, signature: ModelSignature) -> int | str | None:
     """A width as a number, or a profile's name; "4" is 4."""
     if bits is None:
         return None
@@ -275,7 +277,7 @@ def read_bits(bits: Any, signature: Signature) -> int | str | None:
     return int(bits) if str(bits).isdigit() else bits
 
 
-def read_min_bits(least: Any, bits: Any, signature: Signature) -> int:
+def read_min_bits(least: Any, bits: Any, signature: ModelSignature) -> int:
     if least is None:
         return 1
     least = check_bits(least)
@@ -302,14 +304,14 @@ def read_deadline(parameters: Mapping[str, Any]) -> float | None:
 # --- out ---
 
 
-MOST_DIGITS = 17  # bytes of a number in JSON and its comma (native/json_numbers.h)
+MOST_DIGITS = 17  # bytes of a number in JSON and its comma (native/run/json_numbers.h)
 PIECE = 1 << 15  # numbers that become JSON at a time: half a MB
 LABEL_BYTES = 64  # of a label with its score, as a rule
 SMALL = 4096  # numbers or labels of an answer that is written at once, in less than a ms
 
 
 @dataclass(frozen=True)
-class Body:
+class AnswerBody:
     """An answer to be sent: its JSON, in which outputs may still be floats, and binary tensors that follow it."""
 
     json: list[bytes | np.ndarray]
@@ -349,8 +351,8 @@ def answer_size(call: InferRequest, shapes: Sequence[Sequence[int]]) -> tuple[in
 
 
 def write_answer(
-    about: Mapping[str, Any], call: InferRequest, signature: Signature, outputs: Sequence[np.ndarray]
-) -> Body:
+    about: Mapping[str, Any], call: InferRequest, signature: ModelSignature, outputs: Sequence[np.ndarray]
+) -> AnswerBody:
     """`about`: name, version, parameters."""
     head = dict(about) if call.id is None else {**about, "id": call.id}
     json_parts: list[bytes | np.ndarray] = [compact(head)[:-1] + b',"outputs":[']
@@ -362,7 +364,7 @@ def write_answer(
         record["datatype"] = "FP32" if texts is None else "BYTES"
         record["shape"] = list(y.shape) if texts is None else [len(texts), len(texts[0])]
         if one.binary:
-            labels = None if texts is None else b"".join(map(length_first, itertools.chain(*texts)))
+            labels = None if texts is None else b"".join(map(length_prefixed, itertools.chain(*texts)))
             tensors.append(memoryview(y.data if labels is None else labels).cast("B"))
             record["parameters"] = {"binary_data_size": len(tensors[-1])}
             json_parts.append((b"," if number else b"") + compact(record))
@@ -371,7 +373,7 @@ def write_answer(
             json_parts += [y.reshape(-1)] if texts is None else label_text(texts)
             json_parts.append(b"]}")
     json_parts.append(b"]}")
-    return Body(json_parts, tensors)
+    return AnswerBody(json_parts, tensors)
 
 
 def compact(value: Any) -> bytes:
@@ -394,6 +396,6 @@ def classified(y: np.ndarray, count: int, labels: Sequence[str]) -> list[list[st
     return rows
 
 
-def length_first(text: str) -> bytes:
+def length_prefixed(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<I", len(raw)) + raw

@@ -19,7 +19,7 @@ from anyprec.serve.http.hints import wrong_method
 from anyprec.serve.http.live import recent
 from anyprec.serve.http.openapi import describe
 from anyprec.serve.http.protocol import HttpError
-from anyprec.serve.http.static import File
+from anyprec.serve.http.static import StaticFile
 from anyprec.serve.models import VERSION, ServedModel, metadata, triton_config
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class Routes:
-    def __init__(self, files: Mapping[str, File]) -> None:
+    def __init__(self, files: Mapping[str, StaticFile]) -> None:
         open_, key, control = None, False, True
         self.fixed: dict[str, dict[str, tuple[Handler, bool | None]]] = {
             "/v2": {"GET": (server_metadata, key)},
@@ -91,7 +91,7 @@ class Routes:
         return self.fixed.get(http.path)
 
 
-def file_handler(file: File) -> Handler:
+def file_handler(file: StaticFile) -> Handler:
     async def send(app: App, http: HttpExchange) -> None:
         if http.headers.get(b"if-none-match") == file.tag:
             await http.respond(304, b"", file.kind, file.headers)

@@ -34,14 +34,14 @@ models</a>, <a href="/metrics">/metrics</a> and <a href="/openapi.json">/openapi
 
 
 @dataclass(frozen=True)
-class File:
+class StaticFile:
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     kind: tuple[bytes, bytes]
     tag: bytes
 
 
-def read_files(folder: Path = FOLDER) -> dict[str, File]:
+def read_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
     """'/' and '/index.html', '/page.js', ...: URL path -> file."""
     found = {}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
@@ -52,7 +52,7 @@ def read_files(folder: Path = FOLDER) -> dict[str, File]:
     return found
 
 
-def make_file(body: bytes, suffix: str) -> File:
+def make_file(body: bytes, suffix: str) -> StaticFile:
     tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:20].encode()
     headers = (
         (b"etag", tag),
@@ -61,4 +61,4 @@ def make_file(body: bytes, suffix: str) -> File:
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
     )
-    return File(body, headers, (b"content-type", TYPES[suffix].encode()), tag)
+    return StaticFile(body, headers, (b"content-type", TYPES[suffix].encode()), tag)

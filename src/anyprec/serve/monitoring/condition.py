@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-class Overload:
+class OverloadDetector:
     """Whether one model is overloaded; `look` about once a second."""
 
     def __init__(self, model: str) -> None:
@@ -40,10 +40,10 @@ class Overload:
         if self.since is None:
             if share is not None and total.requests >= FEW and share < BEGINS:
                 self.since = now
-                log.warning("overload begins", model=self.model, **figures(total))
+                log.warning("overload begins", model=self.model, **log_fields(total))
         elif share is None or share >= ENDS:
             log.info(
-                "overload ended", model=self.model, lasted_s=round(now - self.since, 1), **figures(total)
+                "overload ended", model=self.model, lasted_s=round(now - self.since, 1), **log_fields(total)
             )  # fmt: skip
             self.since = None
 
@@ -92,7 +92,7 @@ class PrecisionLog:
         self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
 
 
-def figures(total: Period) -> dict[str, Any]:
+def log_fields(total: Period) -> dict[str, Any]:
     """Fields of a log line; shares are of all requests."""
     found: dict[str, Any] = {"window_s": WINDOW, "requests": total.requests}
     if total.requests:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-class Log:
+class StructuredLogger:
     """A logger whose messages have fields."""
 
     def __init__(self, name: str = "anyprec.serve") -> None:
@@ -37,7 +37,7 @@ class Log:
             self.logger.log(level, message, extra={"fields": fields}, exc_info=exc_info)
 
 
-log = Log()
+log = StructuredLogger()
 
 
 class TextLines(logging.Formatter):

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from anyprec.serve.monitoring.condition import Overload, PrecisionLog
+from anyprec.serve.monitoring.condition import OverloadDetector, PrecisionLog
 from anyprec.serve.monitoring.recent import (
     CLIENT_GONE,
     EXPIRED,
@@ -87,7 +87,7 @@ class Metrics:
         )
         self.held = Gauge("held_bytes", "Bytes of request bodies in memory", **own)
         self.recent: dict[str, RecentSeconds] = {}
-        self.overloads: dict[str, Overload] = {}
+        self.overloads: dict[str, OverloadDetector] = {}
         self.precisions: dict[str, PrecisionLog] = {}
         self._of: dict[str, _ModelCounters] = {}
         self._no_model: dict[int, Any] = {}
@@ -95,7 +95,7 @@ class Metrics:
     def add_model(self, name: str) -> None:
         if name not in self.recent:
             self.recent[name] = RecentSeconds()
-            self.overloads[name] = Overload(name)
+            self.overloads[name] = OverloadDetector(name)
             self.precisions[name] = PrecisionLog(name)
             self._of[name] = _ModelCounters(self, name)
 
@@ -164,7 +164,7 @@ class _ModelCounters:
         self.outcome = lru_cache(maxsize=None)(lambda outcome: metrics.outcomes.labels(name, outcome))
         self.bits = lru_cache(maxsize=None)(lambda bits: metrics.bits.labels(name, str(bits)))
         self.statuses: dict[int, Any] = {}
-        self.totals = Totals()
+        self.totals = TritonStatistics()
 
     def answered(self, now: float, latency_s: float, runs: Sequence[ServedRun]) -> None:
         for run in runs:
@@ -174,7 +174,7 @@ class _ModelCounters:
         self.totals.add(now, latency_s, runs)
 
 
-class Totals:
+class TritonStatistics:
     """Sums since the start, in the form of Triton's statistics extension."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 def application(options: Options, replica: type[Replica] | None = None) -> serve.Application:
     replica = replica or Replica
     deployment: Any = serve.deployment(
-        serve.ingress(front_door)(replica),
+        serve.ingress(ingress_app)(replica),
         name="anyprec",
         # We queue requests ourselves, since our queue knows deadlines; Ray's queue would hide requests from it.
         max_ongoing_requests=options.max_queue * len(options.model) + SPARE,
@@ -65,10 +65,10 @@ def application(options: Options, replica: type[Replica] | None = None) -> serve
     return bound
 
 
-def front_door() -> ReplicaApp:
+def ingress_app() -> ReplicaApp:
     """Called by Ray in the replica's process, after the replica was made."""
     assert Replica.here is not None
-    return Replica.here.door
+    return Replica.here.ingress
 
 
 class Replica:
@@ -96,8 +96,8 @@ class Replica:
         self.application.readers.start()
         self.application.models.load_all()
         self.application.models.watch()
-        self.door = ReplicaApp(self.application, self.name)
-        self.gauges = Gauges()
+        self.ingress = ReplicaApp(self.application, self.name)
+        self.gauges = RayGauges()
         gc.collect()
         gc.freeze()  # as in server.py: what is loaded by now stays
         Replica.here = self
@@ -156,7 +156,7 @@ class ReplicaApp:
         await self.app(scope, receive, say_who)
 
 
-class Gauges:
+class RayGauges:
     """For Ray's own metrics: `/metrics` over HTTP shows only the replica that happens to answer."""
 
     def __init__(self) -> None:

@@ -29,15 +29,15 @@ def report_of(
     """
     least = most = short = 0.0
     for one in stats:
-        low, high = ends(one, settle)
+        low, high = profile_range(one, settle)
         per_engine = one.get("rate", 0.0) / (busy * engines)  # images a second; refused ones count
         least += per_engine * seconds_an_image(one, low)
         most += per_engine * seconds_an_image(one, high)
-        short = max(short, missed(one, low))
+        short = max(short, missed_share(one, low))
     return {LEAST: least, MOST: max(least, most), SHORT: short}
 
 
-def ends(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
+def profile_range(stats: Mapping[str, Any], settle: int | str | None) -> tuple[str, str]:
     """The narrowest acceptable profile, and the most accurate one."""
     if stats["policy"] == "fixed":
         return str(stats["bits"]), str(stats["bits"])
@@ -57,7 +57,7 @@ def seconds_an_image(stats: Mapping[str, Any], profile: str) -> float:
     return 1e-3 * min(ms / int(images) for images, ms in cells.items() if int(images) == 1 or ms <= longest)
 
 
-def missed(stats: Mapping[str, Any], low: str) -> float:
+def missed_share(stats: Mapping[str, Any], low: str) -> float:
     """The share of recent requests that missed their deadline; 0 where widths could still be lowered."""
     window = stats["window"]
     answers = window["bits_histogram"]

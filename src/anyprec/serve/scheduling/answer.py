@@ -39,7 +39,7 @@ def call_each(pairs: list[tuple[Done, Outcome]]) -> None:
             log.exception("a callback failed")
 
 
-def settle(future: Future[Answer]) -> Done:
+def set_future(future: Future[Answer]) -> Done:
     def done(outcome: Outcome) -> None:
         if not future.set_running_or_notify_cancel():
             return

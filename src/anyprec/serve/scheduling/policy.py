@@ -87,7 +87,7 @@ class Fixed(Policy):
     name = "fixed"
 
     def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
-        return Choice(levels[0], largest(state, levels[0]))
+        return Choice(levels[0], largest_batch(state, levels[0]))
 
 
 class AccuracyFirst(Policy):
@@ -99,8 +99,8 @@ class AccuracyFirst(Policy):
         images = state.queue.waiting[0].images
         for level in reversed(levels):
             if state.table.typical(level.profile, images) <= state.slack:
-                return Choice(level, largest(state, level))
-        return Choice(levels[0], largest(state, levels[0]))
+                return Choice(level, largest_batch(state, level))
+        return Choice(levels[0], largest_batch(state, levels[0]))
 
 
 class Adaptive(Policy):
@@ -136,7 +136,7 @@ class Adaptive(Policy):
         self._trail.append((situation, self._scarcity(state.table, levels, top)))
         if len(self._trail) > LONG:
             self.idle()
-        return best or Choice(levels[0], largest(state, levels[0]))
+        return best or Choice(levels[0], largest_batch(state, levels[0]))
 
     def price(self, situation: Situation) -> float:
         """The learned price; for an arrival rate never seen, that of the next lower rate, a lower bound."""
@@ -228,7 +228,7 @@ def weighted_fits(state: PolicyInput, weights: Sequence[float], images: int, eac
     return True
 
 
-def largest(state: PolicyInput, level: Level) -> int:
+def largest_batch(state: PolicyInput, level: Level) -> int:
     """All queued images, or as many as end before the most urgent deadline; at least the most urgent request."""
     row, factor = state.table.rows[level.profile], state.table.drift * state.table.tail
     least = state.queue.waiting[0].images

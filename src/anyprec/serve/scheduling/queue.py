@@ -47,7 +47,7 @@ class Request:
             self.images = 1
 
 
-class Allowed(Protocol):
+class RequestFilter(Protocol):
     """Whether a request may run at the width of a batch."""
 
     def __call__(self, request: Request) -> bool: ...
@@ -87,7 +87,7 @@ class Queue:
             self.waiting.insert(place, request)
         request.waiting = True
         self.images += request.images
-        self.special += is_special(request)
+        self.special += restricts_bits(request)
         self.kinds[request.kind] = self.kinds.get(request.kind, 0) + 1
         self.clients[request.client] = self.clients.get(request.client, 0) + request.images
 
@@ -108,7 +108,7 @@ class Queue:
                 return True
         raise AssertionError("a request that waits is in neither list")
 
-    def take(self, images: int, allowed: Allowed | None = None) -> list[Request]:
+    def take(self, images: int, allowed: RequestFilter | None = None) -> list[Request]:
         """Remove and return the most urgent request and, up to `images`, others that may share its batch."""
         if self.uniform:
             places: Iterable[int] = range(min(images, len(self.waiting)))
@@ -116,7 +116,7 @@ class Queue:
             places = self._places(images, allowed)
         return self._forget(places)
 
-    def _places(self, images: int, allowed: Allowed | None) -> list[int]:
+    def _places(self, images: int, allowed: RequestFilter | None) -> list[int]:
         places, kind = [0], self.waiting[0].kind
         room = images - self.waiting[0].images
         for place in range(1, len(self.waiting)):
@@ -141,9 +141,9 @@ class Queue:
         for request in taken:
             request.waiting = False
             self.images -= request.images
-            self.special -= is_special(request)
-            count_down(self.kinds, request.kind, 1)
-            count_down(self.clients, request.client, request.images)
+            self.special -= restricts_bits(request)
+            decrement(self.kinds, request.kind, 1)
+            decrement(self.clients, request.client, request.images)
         return taken
 
     def put_late(self, hopeless: Callable[[Request], bool]) -> int:
@@ -156,7 +156,7 @@ class Queue:
             moved += 1
         return moved
 
-    def take_late(self, images: int, allowed: Allowed | None = None) -> list[Request]:
+    def take_late(self, images: int, allowed: RequestFilter | None = None) -> list[Request]:
         taken: list[Request] = []
         left: list[Request] = []
         room = images
@@ -192,7 +192,7 @@ class Queue:
         return next(request for request in reversed(self.waiting) if request.client == greedy)
 
 
-def is_special(request: Request) -> bool:
+def restricts_bits(request: Request) -> bool:
     return request.bits is not None or request.min_bits > 1
 
 
@@ -200,7 +200,7 @@ def expiry(request: Request) -> float:
     return request.deadline if request.expires is None else request.expires
 
 
-def count_down(counts: dict[Any, int], key: Any, by: int) -> None:
+def decrement(counts: dict[Any, int], key: Any, by: int) -> None:
     counts[key] -= by
     if not counts[key]:
         del counts[key]

@@ -23,9 +23,9 @@ import numpy as np
 
 from anyprec.errors import AnyprecError, Cancelled, Draining, Expired, InputError, ServeError
 from anyprec.run.model import CancelToken
-from anyprec.serve.connections.cores import keep_to
+from anyprec.serve.connections.cores import pin_thread
 from anyprec.serve.monitoring.condition import Precision
-from anyprec.serve.scheduling.answer import Answer, Deliver, Done, Outcome, call_each, settle
+from anyprec.serve.scheduling.answer import Answer, Deliver, Done, Outcome, call_each, set_future
 from anyprec.serve.scheduling.core import Batch, Rejection, SchedulerCore, default_margin
 from anyprec.serve.scheduling.engine import ServableModel, accuracies, bits_of, check_fits, example, measure_latency
 from anyprec.serve.scheduling.latency import LatencyTable
@@ -155,7 +155,7 @@ class Scheduler:
         if done is None:
             future = Future()
             future.add_done_callback(lambda f: self.cancel(request) if f.cancelled() else None)
-            done = settle(future)
+            done = set_future(future)
         self._check(request)
         if not self._threads:
             self.start()
@@ -210,7 +210,7 @@ class Scheduler:
     # --- Engine threads -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        keep_to(self._cores)
+        pin_thread(self._cores)
         while True:
             batch: Batch | None = None
             probe: tuple[str, int] | None = None

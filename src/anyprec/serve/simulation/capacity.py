@@ -1,4 +1,4 @@
-"""Capacity planning with the simulator: how many servers, how much load, which policy. A Setup in, numbers out.
+"""Capacity planning with the simulator: how many servers, how much load, which policy. From a SimulationSetup.
 
     fewest_servers(arrivals, setup, attainment=0.999)       the fewest servers that meet the target
     highest_rate(setup, attainment=0.99)                    the highest load that meets the target
@@ -17,7 +17,7 @@ import numpy as np
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma
-from anyprec.serve.simulation.simulate import Setup, SimulationResult, simulate
+from anyprec.serve.simulation.simulate import SimulationResult, SimulationSetup, simulate
 
 MOST_SERVERS = 10_000
 PolicySetting = tuple[str, int | str | None]  # its name, and the bits where it is "fixed"
@@ -25,7 +25,7 @@ PolicySetting = tuple[str, int | str | None]  # its name, and the bits where it 
 
 def fewest_servers(
     arrivals: np.ndarray,
-    setup: Setup,
+    setup: SimulationSetup,
     attainment: float = 0.999,
     accuracy: float | None = None,
     seed: int = 0,
@@ -59,7 +59,12 @@ def fewest_servers(
 
 
 def highest_rate(
-    setup: Setup, attainment: float = 0.99, cv2: float = 1.0, requests: int = 20_000, seed: int = 0, rounds: int = 10
+    setup: SimulationSetup,
+    attainment: float = 0.99,
+    cv2: float = 1.0,
+    requests: int = 20_000,
+    seed: int = 0,
+    rounds: int = 10,
 ) -> float:
     """The highest rate, in requests a second, that reaches this attainment; within about 1 %.
 
@@ -94,7 +99,7 @@ def highest_rate(
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     load: float  # times the base rate
     cv2: float
     policy: PolicySetting
@@ -105,23 +110,25 @@ class Cell:
 
 
 def grid(
-    setup: Setup,
+    setup: SimulationSetup,
     base: float,
     loads: Sequence[float],
     cv2s: Sequence[float],
     policies: Sequence[PolicySetting],
     requests: int = 20_000,
     seed: int = 1,
-) -> Iterable[Cell]:
+) -> Iterable[GridCell]:
     """Run every policy at every load (times `base` requests a second) and burstiness, on the same arrivals."""
     for cv2 in cv2s:
         for load in loads:
             arrivals = gamma(load * base, cv2, requests / (load * base), seed)
             for name, bits in policies:
-                yield Cell(load, cv2, (name, bits), simulate(arrivals, replace(setup, policy=name, bits=bits), seed))
+                yield GridCell(
+                    load, cv2, (name, bits), simulate(arrivals, replace(setup, policy=name, bits=bits), seed)
+                )
 
 
-def beaten(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+def dominated_cells(cells: Sequence[GridCell]) -> list[tuple[GridCell, GridCell]]:
     """Cells of "adaptive" with a fixed width that is better in both attainment and accuracy, at the same load."""
     found = []
     for cell in cells:

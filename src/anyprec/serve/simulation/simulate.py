@@ -1,9 +1,9 @@
 """Simulator: the server's own SchedulerCore in virtual time, for one server or several.
 
-In: arrival times and a Setup (latency table, accuracies, SLO, policy, servers, noise). Out: a SimulationResult with
-the outcome of every request as its client saw it. Called by `anyprec simulate`, capacity.py and the tests.
+In: arrival times and a SimulationSetup (latency table, accuracies, SLO, policy, servers, noise). Out: a
+SimulationResult with the outcome of every request as its client saw it. Called by `anyprec simulate` and capacity.py.
 
-    setup = Setup(times={"8": {1: 0.0025}, "1": {1: 0.001}}, accuracies={"8": 93.9, "1": 92.1}, slo=0.0075)
+    setup = SimulationSetup(times={"8": {1: 0.0025}, "1": {1: 0.001}}, accuracies={"8": 93.9, "1": 92.1}, slo=0.0075)
     result = simulate(poisson(400, 60), setup)
     result.attainment, result.accuracy, result.percentile(99)
 """
@@ -29,7 +29,7 @@ DRAWS = 4096  # random numbers drawn at a time
 
 
 @dataclass(frozen=True)
-class Noise:
+class TimingNoise:
     """Noise of a real machine, in seconds; `spread` is the standard deviation of the log of a run's time."""
 
     way: tuple[float, float] = (0.00015, 0.0005)  # network delay each way, uniform
@@ -38,7 +38,7 @@ class Noise:
     hiccups: float = 0.5  # ... and the number of pauses per second of running
 
 
-QUIET = Noise((0.0, 0.0), 0.0, 0.0, 0.0)
+QUIET = TimingNoise((0.0, 0.0), 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Autoscale:
 
 
 @dataclass(frozen=True)
-class Setup:
+class SimulationSetup:
     times: Mapping[str, Mapping[int, float]]  # profile -> batch -> seconds
     accuracies: Mapping[str, float | None] = field(default_factory=dict)  # percent
     slo: float = 0.05
@@ -65,7 +65,7 @@ class Setup:
     engines: int = 1
     servers: int = 1
     balance: str = "two"
-    noise: Noise = field(default_factory=Noise)
+    noise: TimingNoise = field(default_factory=TimingNoise)
     autoscale: Autoscale | None = None
     failures: Sequence[float] = ()  # times at which a server fails for good; its requests go to others
 
@@ -73,7 +73,7 @@ class Setup:
 class SimulatedServer:
     """One server of the simulation: a SchedulerCore and its engines."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SimulationSetup) -> None:
         self.core = SchedulerCore(
             setup.accuracies,
             LatencyTable(setup.times, setup.limits.max_batch),
@@ -92,7 +92,7 @@ class SimulatedServer:
 class SimulationResult:
     """Arrays with one entry per request, in the order of sending."""
 
-    setup: Setup
+    setup: SimulationSetup
     sent: np.ndarray  # seconds
     latency: np.ndarray  # seconds, as the client saw it; inf: no answer
     level: np.ndarray  # index into `profiles`; -1: no answer
@@ -201,14 +201,14 @@ def finite(value: float) -> float | None:
 
 
 def simulate(
-    arrivals: np.ndarray, setup: Setup, seed: int = 0, tick: Callable[[int], None] | None = None
+    arrivals: np.ndarray, setup: SimulationSetup, seed: int = 0, tick: Callable[[int], None] | None = None
 ) -> SimulationResult:
     """Send a request at each of these times (ascending seconds). `tick` is called with the number done since."""
     return Simulation(np.asarray(arrivals, np.float64), setup, seed).run(tick)
 
 
 class Simulation:
-    def __init__(self, sent: np.ndarray, setup: Setup, seed: int) -> None:
+    def __init__(self, sent: np.ndarray, setup: SimulationSetup, seed: int) -> None:
         if setup.balance not in BALANCES:
             raise ServeError(f"balance={setup.balance!r} is not known; choose one of {', '.join(BALANCES)}")
         if setup.servers < 1 or setup.engines < 1:

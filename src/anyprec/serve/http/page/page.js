@@ -465,7 +465,7 @@ $("file").addEventListener("change", () => {
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
     event.preventDefault();
-    $("drop").classList.toggle("over", kind === "dragover");
+    $("drop").classList.toggle("dragged", kind === "dragover");
     if (kind === "drop" && event.dataTransfer.files[0]) classify(event.dataTransfer.files[0]);
   });
 }

@@ -1,0 +1,41 @@
+"""Public networks pack and agree with torch, or are refused in one line: a sample by default, all in `make slow`.
+
+`make networks` installs the packages they come from; where one is missing, its networks are skipped.
+"""
+
+import pytest
+from catalog import Network, networks
+from wall import try_network
+
+NETWORKS = networks()
+SAMPLE = {
+    "timm/resnet10t", "timm/mobilenetv3_small_100", "timm/convnext_atto", "timm/vit_tiny_patch16_224",
+    "smp/Unet", "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
+}  # fmt: skip
+
+
+def check(network: Network) -> None:
+    if network.missing:
+        pytest.skip(f"{network.missing} is not installed: make networks")
+    row = try_network(network)
+    if network.expected == "packs":
+        assert row["state"] == "packs", row
+    else:
+        assert row["state"] == "refused" and network.expected in row["why"], row
+
+
+def test_the_list():
+    names = [str(network) for network in NETWORKS]
+    assert len(names) == len(set(names)) >= 120
+    assert set(names) >= SAMPLE
+
+
+@pytest.mark.parametrize("network", [n for n in NETWORKS if str(n) in SAMPLE], ids=str)
+def test_sample(network):
+    check(network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [n for n in NETWORKS if str(n) not in SAMPLE], ids=str)
+def test_network(network):
+    check(network)
