@@ -6,6 +6,7 @@
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
 #   make fuzz    fuzzes both readers, MINUTES=10 each
 #   make docs    the documentation site, in build/site; `make coverage` which lines the tests reach
+#   make networks   public networks through convert, training, pack and the engine (docs/networks.md)
 #   make bench   a joint training step against a plain one; the engine against other engines (docs/results.md)
 
 PYTHON ?= python3
@@ -13,7 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
-SOURCES := $(wildcard native/*.cpp native/*.h native/*.inl native/include/anyprec/*.h)
+FOLDERS := format plan kernels run program include/anyprec
+SOURCES := $(foreach folder,$(FOLDERS),$(wildcard native/$(folder)/*.cpp native/$(folder)/*.h native/$(folder)/*.inl))
 CPP := $(SOURCES) $(wildcard native/tests/*.cpp native/tests/*.h native/fuzz/*.cpp bench/*.cpp)
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
@@ -22,7 +24,7 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # a test took longer than its limit, ends the run: xdist would start it anew, and may then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow check format docs coverage bench native-test sanitize fuzz clean
+.PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize fuzz clean
 
 setup: $(READY)
 
@@ -75,6 +77,16 @@ docs: $(READY) $(VENV)/.docs
 
 coverage: $(READY)
 	$(PYTEST) --cov=anyprec --cov-report=term --cov-report=html:build/coverage
+
+# Packages that public networks come from. They want torchvision, of which there may be no build for this torch: only
+# its Python files are used (tests/networks/torchvision_operators.py), so nothing it depends on is installed.
+$(VENV)/.networks: constraints.txt | $(READY)
+	$(PIP) --no-deps torchvision timm pytorchcv segmentation-models-pytorch transformers tokenizers
+	$(PIP) huggingface_hub safetensors pyyaml regex requests tqdm packaging filelock
+	touch $@
+
+networks: $(READY) $(VENV)/.networks
+	OMP_NUM_THREADS=1 $(BIN)/python tests/networks/wall.py
 
 bench: $(READY)
 	$(PIP) -e '.[train,dev,bench]' --no-build-isolation

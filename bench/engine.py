@@ -22,7 +22,7 @@ from pathlib import Path
 import graphs
 import numpy as np
 
-from anyprec.bench.race import Bench, RaceRow, Wish, bench
+from anyprec.bench.race import BenchResult, BenchSettings, RaceRow, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.cli.bench import rival_names, table
 from anyprec.format.file import write
@@ -113,17 +113,17 @@ def made_onnx(cache: Path, name: str) -> Path:
     return path
 
 
-def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
+def measure(name: str, args: argparse.Namespace, cache: Path) -> BenchResult:
     net = NETS[name]
     races = net.races[:1] if args.quick else net.races
     rivals = rival_names(args.rivals)
     onnx = str(made_onnx(cache, net.rivals)) if net.rivals and rivals else None
     model = str(made_file(cache, name, net.make))
     folder = str(cache / (net.rivals or name))
-    found: Bench | None = None
+    found: BenchResult | None = None
     with Progress(name, total=args.rounds * len(races), unit="round") as progress:
         for batch, threads in races:
-            wish = Wish(
+            wish = BenchSettings(
                 model,
                 batches=(batch,),
                 threads=(threads,),
@@ -144,7 +144,7 @@ def measure(name: str, args: argparse.Namespace, cache: Path) -> Bench:
     return found
 
 
-def save(path: Path, results: dict[str, Bench]) -> None:
+def save(path: Path, results: dict[str, BenchResult]) -> None:
     """Rows of networks that were not measured now stay as they are."""
     columns = ["net", "size", *(field.name for field in fields(RaceRow))]
     kept: list[dict[str, str]] = []
@@ -177,7 +177,7 @@ def main() -> None:
 
     # Models made by other versions of these two files are not reused.
     version = zlib.crc32((HERE / "graphs.py").read_bytes() + Path(__file__).read_bytes())
-    results: dict[str, Bench] = {}
+    results: dict[str, BenchResult] = {}
     for name in names:
         results[name] = measure(name, args, args.cache / f"{version:08x}")
         print(table(results[name]), end="\n\n", flush=True)

@@ -1,5 +1,5 @@
 """Networks as others write them, small and random: norms that are activations too, weights computed in forward, padding
-by the size of the image, hooks, branches, skips. Used by bench/pack_check.py and tests/pack/test_verify_networks.py.
+by the size of the image, hooks, branches, skips. Used by bench/pack_check.py and tests/packing/test_verify_networks.py.
 
 `FOREIGN[name]()` gives a float network in eval mode with settled batch norms, and images for it.
 """

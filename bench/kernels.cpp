@@ -3,7 +3,7 @@
 // of the CPU's ports. Usage: bench_kernels [check|speed]; without an argument, both. Exits with 1 if anything differs.
 // Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
 #include "anyprec/cpu.h"
-#include "panels.h"
+#include "plan/panels.h"
 
 #include <algorithm>
 #include <chrono>

@@ -8,17 +8,12 @@ change the width and requests that do not take turns; medians. Writes bench/resu
 
 from __future__ import annotations
 
-import csv
-import sys
-import tempfile
 import time
-from pathlib import Path
 
-import graphs
 import numpy as np
+from switching import alternate, save_row, small_model
 
 import anyprec
-from anyprec.format.file import write
 from anyprec.serve.scheduling.core import SchedulerCore
 from anyprec.serve.scheduling.engine import example, measure_latency
 from anyprec.serve.scheduling.latency import LatencyTable
@@ -29,11 +24,11 @@ ROUNDS = 1000
 QUEUES = (1, 8, 64, 1000)
 
 
-def switching(model: anyprec.run.model.PackedModel) -> dict[str, float]:
-    """Through the scheduler: run time of a batch after one at another width, and after one at the same."""
+def through_the_scheduler(model: anyprec.PackedModel) -> dict[str, float]:
+    """Run time of a batch after one at another width, and after one at the same; what a request takes beside it."""
     x = example(model, None)
     widths = [k for k in model.widths if k in (1, 2, 4, 8)]
-    changed, same, whole = [], [], []
+    whole = []
     with Scheduler(model, measure_latency(model, slo=1.0, max_batch=32), slo=1.0) as scheduler:
 
         def ask(bits: int) -> float:
@@ -44,15 +39,11 @@ def switching(model: anyprec.run.model.PackedModel) -> dict[str, float]:
             whole.append(1e6 * (time.perf_counter() - start - answer.run_s))
             return 1e6 * answer.run_s
 
-        for i in range(ROUNDS):
-            k, other = widths[i % len(widths)], widths[(i + 1) % len(widths)]
-            ask(other)
-            changed.append(ask(k))
-            same.append(ask(k))
+        changed, same = alternate(widths, ask, ROUNDS)
     return {
         "a batch after another width, us": float(np.median(changed)),
         "a batch after the same width, us": float(np.median(same)),
-        "cost of the change, us": float(np.median(np.array(changed) - np.array(same))),
+        "cost of the change, us": float(np.median(changed - same)),
         "submit to answer beside the run, us": float(np.median(whole)),
     }
 
@@ -84,17 +75,10 @@ def deciding(images: int) -> float:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = sys.argv[1] if len(sys.argv) > 1 else f"{folder}/net.apm"
-        if len(sys.argv) < 2:
-            write(graphs.resnet20_graph(size=8), path)
-        row = switching(anyprec.load(path))
+    with small_model() as model:
+        row = through_the_scheduler(model)
     row |= {f"a decision with {images} waiting, us": deciding(images) for images in QUEUES}
-    for name, value in row.items():
-        print(f"{name:38} {value:8.1f}")
-    with open(Path(__file__).parent / "results" / "scheduling.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([row.keys(), [f"{v:.1f}" for v in row.values()]])
+    save_row("scheduling", row, digits=1)
 
 
 if __name__ == "__main__":

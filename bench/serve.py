@@ -34,7 +34,7 @@ from anyprec.format.file import write
 from anyprec.loadtest import arrivals
 from anyprec.loadtest.client import LoadPlan, send
 from anyprec.loadtest.outcome import LoadOutcome
-from anyprec.loadtest.target import OUTPUT_DTYPES, find, fit, messages, noise
+from anyprec.loadtest.target import OUTPUT_DTYPES, find, fit_images, messages, noise
 from anyprec.progress import Progress
 
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0)  # x C8
@@ -169,7 +169,7 @@ class Bench:
         self.server = Server(small or self.model, slo_s, self.work / "server.log", self.options)
         self.target = find(self.server.url, "net")
         images, self.labels = (noise(self.target, 256), None) if small else self.images()
-        self.sent = fit(images, self.target)
+        self.sent = fit_images(images, self.target)
         self.messages = messages(self.target, self.sent, deadline_ms=1e3 * slo_s)
         self.plan = LoadPlan(
             "127.0.0.1",

@@ -20,7 +20,7 @@ from anyprec.colors import TEXT, width_color
 from anyprec.loadtest import arrivals
 from anyprec.loadtest.outcome import ARRAYS, OK, LoadOutcome, one_after_another
 from anyprec.loadtest.report import mean, mean_width, quantiles, timeline
-from anyprec.serve.simulation.simulate import Noise, Setup, simulate
+from anyprec.serve.simulation.simulate import SimulationSetup, TimingNoise, simulate
 
 NOISE = 2.0  # standard errors by which one must be better to be called so
 HICCUP_S = 0.001  # a run so much longer than the median of its kind was held up
@@ -187,7 +187,7 @@ def simulator_rows(m: Measured, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     times, noise = fitted(m)
     for row in rows:
         policy = row["policy"]
-        setup = Setup(
+        setup = SimulationSetup(
             times=times,
             accuracies=dict(m.expected),
             slo=m.slo_s,
@@ -217,7 +217,7 @@ def simulator_rows(m: Measured, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     return found
 
 
-def fitted(m: Measured) -> tuple[dict[str, dict[int, float]], Noise]:
+def fitted(m: Measured) -> tuple[dict[str, dict[int, float]], TimingNoise]:
     """Times of batches, and what made them longer, from the runs of the grid.
 
     A cell is the median of its runs and of the pause before the next batch; one with few runs is from the server's own
@@ -251,7 +251,7 @@ def fitted(m: Measured) -> tuple[dict[str, dict[int, float]], Noise]:
     longer = seconds - np.array([middle.get(key, np.nan) for key in zip(profile.tolist(), batch.tolist(), strict=True)])
     hiccups = longer[longer > HICCUP_S]
     whole_way = np.concatenate(ways)
-    return times, Noise(
+    return times, TimingNoise(
         way=(float(np.quantile(whole_way, 0.05)) / 2, float(np.quantile(whole_way, 0.95)) / 2),
         spread=float(high - low) / 0.674,  # of a bell curve, from its lower half alone: the upper one has the hiccups
         hiccup=float(hiccups.mean()) if len(hiccups) else 0.0,

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import anyprec
-from anyprec.bench.race import Wish, bench
+from anyprec.bench.race import BenchSettings, bench
 from anyprec.cli import dispatch as cli
 from anyprec.cli.tables import bits_name
 from anyprec.data import MaskData, load_data
@@ -285,7 +285,7 @@ def time_shipped(args: argparse.Namespace) -> None:
         )
     card = ModelCard.from_dict(json.loads((args.out / f"{args.times}.json").read_text(encoding="utf-8")))
     with Progress("times", total=args.rounds, unit="round") as bar:
-        wish = Wish(model=str(args.out / f"{args.times}.apm"), rivals=(), rounds=args.rounds, size=args.size)
+        wish = BenchSettings(model=str(args.out / f"{args.times}.apm"), rivals=(), rounds=args.rounds, size=args.size)
         done = bench(wish, bar.update)
     ms = {row.variant: round(row.p50_ms, 4) for row in done.rows}
     profiles = {name: replace(facts, ms=ms.get(name)) for name, facts in card.profiles.items()}

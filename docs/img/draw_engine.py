@@ -10,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from anyprec.colors import QUIET
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "bench" / "results"
 NETS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
@@ -36,7 +38,7 @@ def main() -> None:
                     label="8 bit, weights of wide distribution" if net == list(NETS)[-1] else None,
                 )  # fmt: skip
             axes.bar_label(bars, fmt="%.2f", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-        axes.axhline(1, color="#d1242f", linewidth=1)
+        axes.axhline(1, color=QUIET, linewidth=1)
         axes.set_xticks(range(len(WIDTHS)), [f"{k} bit" for k in WIDTHS])
         axes.set_title(
             {"avx2": "everyone held to AVX2", "avx512": "AVX-512 VNNI"}[path.stem.split("_")[-1]], fontsize=11

@@ -14,9 +14,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from anyprec.colors import GRID, QUIET, width_color
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "bench" / "results"
-COLORS = {"8": "#0b3d91", "4": "#1f6feb", "2": "#5aa2f5", "1": "#a9cdf9"}  # dark to light: 8 to 1 bit
+WIDTHS = ("8", "4", "2", "1")
 
 
 def one_file() -> dict[str, tuple[float, float]]:
@@ -29,27 +31,27 @@ def resnet50() -> tuple[dict[str, float], float]:
     (path,) = RESULTS.glob("engine_*_avx2.csv")
     with open(path, newline="") as file:
         rows = [r for r in csv.DictReader(file) if (r["net"], r["batch"], r["threads"]) == ("resnet50", "1", "1")]
-    ours = {r["variant"]: float(r["p50_ms"]) for r in rows if r["engine"] == "anyprec" and r["variant"] in COLORS}
+    ours = {r["variant"]: float(r["p50_ms"]) for r in rows if r["engine"] == "anyprec" and r["variant"] in WIDTHS}
     (rival,) = (float(r["p50_ms"]) for r in rows if r["engine"].lower() == "openvino" and r["variant"] == "int8")
     return ours, rival
 
 
 def main() -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.5), dpi=150)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.5), dpi=150)
     points = one_file()
-    left.plot(*zip(*points.values(), strict=True), color="#bbbbbb", linewidth=1, zorder=1)
+    left.plot(*zip(*points.values(), strict=True), color=GRID, linewidth=1, zorder=1)
     for bits, (ms, accuracy) in points.items():
-        left.scatter(ms, accuracy, s=70, color=COLORS[bits], zorder=2)
+        left.scatter(ms, accuracy, s=70, color=width_color(bits), zorder=2)
         left.annotate(f"{bits} bit", (ms, accuracy), textcoords="offset points", xytext=(8, -12), fontsize=9)
     left.set(xlim=(0, 2.4), ylim=(88, 93), xlabel="milliseconds an image", ylabel="accuracy, %")
     left.set_title("cifar10-vgg, four widths of one file", fontsize=10)
 
     ours, rival = resnet50()
-    bars = right.barh([f"{k} bit" for k in ours], list(ours.values()), color=[COLORS[k] for k in ours])
+    bars = right.barh([f"{k} bit" for k in ours], list(ours.values()), color=[width_color(k) for k in ours])
     right.bar_label(
         bars, fmt="%.1f", padding=-28, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     )
-    right.axvline(rival, color="#555555", linewidth=1.2, linestyle="--")
+    right.axvline(rival, color=QUIET, linewidth=1.2, linestyle="--")
     right.annotate(
         f"OpenVINO int8\n{rival:.1f} ms", (rival, 0.55), textcoords="offset points", xytext=(6, 0), fontsize=9
     )
@@ -64,7 +66,7 @@ def main() -> None:
         "One core, held to AVX2: left an AMD EPYC, right an Intel Xeon",
         ha="center",
         fontsize=8,
-        color="#555555",
+        color=QUIET,
     )
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(HERE / "overview.png")

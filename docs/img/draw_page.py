@@ -1,10 +1,11 @@
 """Takes page_desktop.png, page_dark.png and page_phone.png: the server's page in a real browser, during a load step.
 
-python docs/img/draw_page.py NET.apm [SLO_MS] [LOAD_PER_S]; needs selenium, Chromium and its driver, and a network that
-takes 32 x 32 pixels. It gets half of the load for 40 s, then twice the load in bursts; meanwhile a drawn aeroplane is
-posted at every width.
+python docs/img/draw_page.py [MODEL] [SLO_MS] [LOAD_PER_S]; needs selenium, Chromium and its driver, and a network that
+takes 32 x 32 pixels. The server gets half of the load for 40 s, then twice the load in bursts; meanwhile the script
+posts a drawn aeroplane at every width.
 """
 
+import io
 import os
 import shutil
 import subprocess
@@ -21,16 +22,17 @@ from selenium.webdriver.common.by import By
 HERE = Path(__file__).parent
 CALM_S, BUSY_S = 40, 90
 SIZE = 32, 32  # of the images sent
+COLORS = 256  # of a picture's palette: a third of the bytes
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
 DESKTOP, PHONE = (1280, 1440), (390, 2700)
 
 
-def main(file: str, slo_ms: str = "20", load: str = "60") -> None:
+def main(model: str = "cifar10-vgg", slo_ms: str = "50", load: str = "100") -> None:
     command = [sys.executable, "-m", "anyprec"]
-    serve = [*command, "serve", f"net={file}", "--slo", f"{slo_ms}ms", "--port", "0", "--pin"]
+    serve = [*command, "serve", model, "--slo", f"{slo_ms}ms", "--port", "0", "--pin"]
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         browser = None
         try:
@@ -82,7 +84,16 @@ def take_pictures(browser: webdriver.Chrome) -> None:
         screen = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": name == "phone"}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         time.sleep(2.5)
-        browser.save_screenshot(str(HERE / f"page_{name}.png"))
+        sheet = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+        reduced(sheet).save(HERE / f"page_{name}.png", optimize=True)
+
+
+def reduced(sheet: Image.Image) -> Image.Image:
+    """With its most frequent colors only, exactly: grounds, text and widths keep theirs."""
+    counted = sorted(sheet.getcolors(sheet.width * sheet.height) or [], reverse=True)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([value for _, color in counted[:COLORS] for value in color])
+    return sheet.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def draw_aeroplane(path: Path) -> str:
