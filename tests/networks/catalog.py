@@ -7,6 +7,7 @@ what is expected of `pack` ("packs", or a part of the line that refuses it), opt
 from __future__ import annotations
 
 import csv
+import importlib
 import importlib.util
 import json
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ def build(network: Network, seed: int = 0) -> tuple[nn.Module, Any]:
               "transformers": _transformers}  # fmt: skip
     made, example = makers[network.source](network)
     return made, example
+
+
+def preload(network: Network) -> None:
+    """Imports what the network comes from, for processes forked later."""
+    declare()
+    importlib.import_module(MODULES[network.source])
 
 
 def images(size: int, channels: int = 3) -> Tensor:
