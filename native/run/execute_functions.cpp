@@ -52,7 +52,7 @@ void Run::reduce(const Step &s) const {
     const size_t numbers = r.terms * r.inner;
     if (r.copies)
         over(static_cast<size_t>(r.there.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
+            permute(kernels, r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
                     arena + r.scratch + r.scratch_image * static_cast<size_t>(n));
         });
     const auto source = [&](int n) {
@@ -82,7 +82,7 @@ void Run::norm(const Step &s) const {
     const auto scratch = [&](int n) { return arena + r.scratch + r.scratch_image * static_cast<size_t>(n); };
     if (r.copies)
         over(static_cast<size_t>(r.there.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
+            permute(kernels, r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
                     scratch(n));
         });
     const auto source = [&](int n) { return r.copies ? reinterpret_cast<const float *>(scratch(n)) : floats(s, 0, n); };
@@ -104,7 +104,8 @@ void Run::norm(const Step &s) const {
     }
     if (r.copies)
         over(static_cast<size_t>(r.back.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.back, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), scratch(n), pixels(s.out, n));
+            permute(kernels, r.back, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), scratch(n),
+                    pixels(s.out, n));
         });
 }
 
@@ -121,7 +122,8 @@ namespace {
 
 // Columns first .. of a matrix (terms, n), or (n, terms) if transposed, into a panel [terms][width]; columns past the
 // end are 0.
-void pack_panel(const float *b, bool transposed, size_t terms, size_t n, size_t first, size_t width, float *to) {
+void pack_panel(const Kernels &kernels, const float *b, bool transposed, size_t terms, size_t n, size_t first,
+                size_t width, float *to) {
     const size_t columns = std::min(width, n - first);
     if (!transposed) {
         for (size_t k = 0; k < terms; ++k, to += width) {
@@ -130,15 +132,10 @@ void pack_panel(const float *b, bool transposed, size_t terms, size_t n, size_t 
         }
         return;
     }
-    constexpr size_t kBlock = 16; // numbers of a cache line
-    for (size_t k = 0; k < terms; k += kBlock) {
-        const size_t end = std::min(terms, k + kBlock);
-        for (size_t j = 0; j < width; ++j) {
-            const float *row = b + (first + j) * terms;
-            for (size_t i = k; i < end; ++i)
-                to[i * width + j] = j < columns ? row[i] : 0.0f;
-        }
-    }
+    kernels.transpose_floats(b + first * terms, terms, columns, terms, to, width);
+    if (columns < width)
+        for (size_t k = 0; k < terms; ++k)
+            std::fill(to + k * width + columns, to + (k + 1) * width, 0.0f);
 }
 
 } // namespace
@@ -152,7 +149,7 @@ void Run::pack_matrices(const Step &s) const {
         const size_t all = static_cast<size_t>(m.packed_images) * each, tasks = std::min<size_t>(all, 1024);
         for (size_t i = static_cast<size_t>(task); i < all; i += tasks) {
             const size_t n = i / each, matrix = i % each / panels, panel = i % panels;
-            pack_panel(floats(s, 1, static_cast<int>(n)) + matrix * k * columns, s.op->transposed, k, columns,
+            pack_panel(kernels, floats(s, 1, static_cast<int>(n)) + matrix * k * columns, s.op->transposed, k, columns,
                        panel * width, width, reinterpret_cast<float *>(arena + m.scratch) + i * m.panel_floats);
         }
     });

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 import anyprec
 from anyprec.format.file import read
+from anyprec.nn.layers import normalize_weights_once
 from anyprec.run.oracle import run_graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,9 +60,10 @@ def train_once(model: nn.Module, example: Any) -> None:
     """One step at every width: finite gradients that move the weights."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    for bits in (*WIDTHS, 32):
-        anyprec.set_bits(model, bits)
-        sum(t.float().square().mean() for t in tensors(call(model, example)) if t.is_floating_point()).backward()
+    with normalize_weights_once(model):
+        for bits in (*WIDTHS, 32):
+            anyprec.set_bits(model, bits)
+            sum(t.float().square().mean() for t in tensors(call(model, example)) if t.is_floating_point()).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None), "gradients not finite"
     optimizer.step()
     model.eval()
@@ -203,33 +205,73 @@ def read_rows() -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def read_speeds() -> dict[str, dict[str, float]]:
+    """Network -> how many times as fast as ONNX Runtime in float it is, by width; of bench/networks.py's last run."""
+    files = sorted(RESULTS.parent.glob("networks_speed_*.csv"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, dict[str, float]] = {}
+    for path in files:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        theirs = {
+            row["page"]: float(row["p50_ms"])
+            for row in rows
+            if (row["engine"], row["variant"]) == ("onnxruntime", "fp32")
+        }
+        for row in rows:
+            if row["engine"] == "anyprec" and row["page"] in theirs:
+                found.setdefault(row["page"], {})[row["variant"]] = theirs[row["page"]] / float(row["p50_ms"])
+    return found
+
+
+PAGE_TOP = """# Networks that pack
+
+{packed} of {tried} public networks ({percent:.0f} %) go through `convert`, a training step, `pack` and the
+engine. The others are refused in one line, below. None gives wrong answers: `pack` compares every
+file with the torch module at every width, and here the engine is also compared with the numpy
+oracle, bit for bit, at 1, 2, 4 and 8 bit. `python tests/networks/wall.py` repeats the table
+(`make networks` installs what it needs), and `make slow` fails where a network leaves its state.
+
+Weights are random, after one training step; the layers and shapes are those of the original, the
+images smaller.
+
+- **Multiply-adds**: the share of multiply-adds in layers that run at any precision. The rest is the
+  first and last layer, products of two values (attention), and layers that cannot be converted.
+- **Agreement** at 8, 4, 2 and 1 bit: images (pixels, tokens) with the same largest output in torch
+  and in the engine, where both go on with the same codes ([the check](cli/pack.md#the-check)). A
+  number that lies on the border between two codes may round to either; without this, one moved code
+  changes all that follows, and in a network with random weights the answers are close to one
+  another.
+- **Codes moved**: of a million codes, those on the other side of a border; each of them lies at the
+  border, or the file would have been refused.
+- **Difference**: the largest difference between outputs, as a share of the largest output, at any
+  width, where both go on with the same codes.
+- **Speed** at 8 and 1 bit: how many times as fast as ONNX Runtime in float, one thread, one image
+  at full size (`python bench/networks.py`); for the networks that were raced.
+"""
+
+
 def write_page() -> None:
-    rows = read_rows()
+    rows, speeds = read_rows(), read_speeds()
     packed = [row for row in rows if row["state"] == "packs"]
+    lines = PAGE_TOP.format(packed=len(packed), tried=len(rows), percent=100 * len(packed) / max(len(rows), 1))
     lines = [
-        "# Networks that pack",
+        *lines.splitlines(),
         "",
-        f"{len(packed)} of the {len(rows)} public networks tried so far go through `convert`, a training step,",
-        f"`pack` and the engine; the list has {len(networks())}. They are built with random",
-        "weights. `python tests/networks/wall.py` repeats the table (`make networks` installs what it",
-        "needs).",
-        "",
-        "- **Share**: parameters that are any-precision weights.",
-        "- **Agreement**: images or positions with the same top-1 in torch and in the engine, at another",
-        "  batch size than that of the check in `pack`. Where a value lies next to the border between two",
-        "  codes, rounding may move the code; with random weights the answers are close to one another.",
-        "- **Difference**: the largest difference of outputs over their standard deviation, all widths.",
-        "",
-        "| network | share, % | 8 bit | 4 bit | 2 bit | 1 bit | difference |",
-        "|---|---|---|---|---|---|---|",
+        "| network | multiply-adds, % | 8 bit, % | 4 bit, % | 2 bit, % | 1 bit, % | codes moved, ppm | difference |"
+        " speed, 8 bit | speed, 1 bit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in packed:
-        cells = (row["network"], row["share"], *(row[f"agree {k}"] for k in (8, 4, 2, 1)), row["difference"])
-        lines.append(f"| {' | '.join(cells)} |")
+        agree = (f"{float(row[f'agree {k}']):g}" for k in (8, 4, 2, 1))
+        moved = f"{1e6 * int(row['moved']) / max(int(row['codes']), 1):.0f}"
+        speed = (f"{speeds.get(row['network'], {}).get(k, 0):.2f}".replace("0.00", "") for k in ("8", "1"))
+        lines.append(f"| {' | '.join((row['network'], row['share'], *agree, moved, row['difference'], *speed))} |")
     others = [row for row in rows if row["state"] != "packs"]
     if others:
-        lines += ["", "## Networks that do not", "", "| network | why |", "|---|---|"]
-        lines += [f"| {row['network']} | {row['why'].replace('|', '/')} |" for row in others]
+        lines += ["", "## Networks that are refused", "", "| network | why |", "|---|---|"]
+        lines += [
+            f"| {row['network']} | {row['why'].split('; the model file has')[0].replace('|', '/')} |" for row in others
+        ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
