@@ -5,7 +5,7 @@
 
 import pytest
 from catalog import Network, networks
-from wall import try_network
+from wall import WIDTHS, try_network
 
 NETWORKS = networks()
 SAMPLE = {
@@ -20,6 +20,8 @@ def check(network: Network) -> None:
     row = try_network(network)
     if network.expected == "packs":
         assert row["state"] == "packs", row
+        assert min(row[f"agree {bits}"] for bits in WIDTHS) >= 99 and float(row["difference"]) < 1e-4, row
+        assert row["moved"] <= 4 + 1e-3 * row["codes"], row
     else:
         assert row["state"] == "refused" and network.expected in row["why"], row
 

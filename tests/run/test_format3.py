@@ -124,8 +124,8 @@ def test_matmul(m, k, n, transposed, tmp_path):
 @pytest.mark.parametrize("function, gates", [("lstm", 4), ("gru", 3)])
 @pytest.mark.parametrize("hidden, length", [(1, 1), (3, 5), (16, 4), (37, 9)])
 def test_recurrent(function, gates, hidden, length, tmp_path):
-    for batch in (1, 3):
-        chain = Chain(6, (length, gates * hidden), batch)
+    for batch, leading in ((1, ()), (3, ()), (1, (3,)), (2, (2, 3))):
+        chain = Chain(6, (*leading, length, gates * hidden), batch)
         outputs = []
         for reverse in (False, True):
             weight = chain.float_weight(gates * hidden, 1, 1, hidden + 1, scale=0.4)

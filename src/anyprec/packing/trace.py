@@ -64,7 +64,8 @@ def trace(model: nn.Module, example: Example, settings: Sequence[Setting]) -> Ne
     while True:
         every = [run_at(model, setting, example, barred=barred) for setting in settings]
         first = every[0]
-        unlike = {key for run in every[1:] for key, _ in first.shortcuts.items() ^ run.shortcuts.items()} - barred
+        others = [run for run in every[1:] if first_difference(first.steps, run.steps) is not None]
+        unlike = {key for run in others for key, _ in first.shortcuts.items() ^ run.shortcuts.items()} - barred
         if not unlike:
             break
         barred |= unlike
