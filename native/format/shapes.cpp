@@ -382,7 +382,7 @@ class Inference {
         const Weight &weight = graph_.weights[size_t(op.weight)];
         if (in.rank < 2 || differ(in.c(), weight.shape[0]))
             fail(op, "reads " + show(in) + "; it takes (N, ..., L, " + std::to_string(weight.shape[0]) + ")");
-        Shape sizes = in;
+        Sizes sizes(in);
         sizes.size[in.rank - 1] = weight.shape[3] - 1;
         return made(op, sizes);
     }
