@@ -8,9 +8,11 @@ from catalog import Network, networks
 from wall import WIDTHS, try_network
 
 NETWORKS = networks()
-SAMPLE = {
-    "timm/resnet10t", "timm/mobilenetv3_small_100", "timm/convnext_atto", "timm/vit_tiny_patch16_224",
-    "smp/Unet", "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
+SAMPLE = {  # about 45 s together
+    "timm/resnet10t", "timm/tinynet_e", "timm/convnext_atto", "paper/UNet",
+    "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
+    "transformers/GPT2ForSequenceClassification", "transformers/ViTForImageClassification",
+    "transformers/SwinForImageClassification",
 }  # fmt: skip
 
 

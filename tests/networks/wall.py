@@ -19,6 +19,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def try_network(network: Network, oracle: bool = True) -> dict[str, Any]:
     row: dict[str, Any] = {"network": str(network)}
     start = time.perf_counter()
     try:
-        net, example = build(network)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a network of somebody else's says of itself
+            net, example = build(network)
         model = anyprec.convert(net, (*WIDTHS, 32), example=example)
         row["share"] = round(100 * (model.conversion.multiply_add_share or 0), 1)
         train_once(model, example)
