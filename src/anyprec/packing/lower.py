@@ -6,6 +6,7 @@ has multiplied out what can be. The numbers for weight bits k, activation bits a
     unsigned:   code = round(x n/r),           value = code r/n
     signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
     conv table: s_k/d * r/n, and the bias.
+    product of two values: r/n * r'/n', where both are codes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
-from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.format.graph import FIXED_BITS, INPUT, Weight, product_fits
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
 from anyprec.nn.own_forward import ComputedWeightLayer
 from anyprec.nn.quantizers import QUANTIZERS, WeightQuantizer
-from anyprec.nn.switching import Setting, bits
+from anyprec.nn.switching import Setting, bits, setting_name
 from anyprec.packing.codes import (
     FIXED_LEVELS,
     SUM_LIMIT,
@@ -127,7 +128,7 @@ class Lowering:
     def draft(self) -> GraphDraft:
         lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
                      "conv": self.float_layer, "linear": self.float_layer, "constant": self.constant,
-                     "embedding": self.float_weight, "recurrent": self.float_weight}  # fmt: skip
+                     "embedding": self.float_weight, "recurrent": self.float_weight, "matmul": self.product}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)
@@ -354,6 +355,28 @@ class Lowering:
             self.weights[step.name] = Weight(values.shape, values)
         attributes = {"weight": self.weight_names[key], **step.attributes}
         self.put(step.name, step.kind, [self.as_float(step.inputs[0])], attributes=attributes)
+
+    def product(self, step: TraceStep) -> None:
+        """Of two values: in integers where both are codes."""
+        left, right = (self.codes.get(value) for value in step.inputs)
+        if left is None or right is None or left.divisors is not None or right.divisors is not None:
+            self.plain(step)
+            return
+        terms = self.shape[step.inputs[0]][-1]
+        for setting, a, b in zip(self.settings, left.bits, right.bits, strict=True):
+            if (a == FLOAT) != (b == FLOAT):
+                raise ProfileError(
+                    f"{setting_name(setting)} gives the operands of the product {step.name!r} {a} and {b} bits; 32 is "
+                    "for both or none"
+                )
+            if a != FLOAT and not product_fits(terms, a, b):
+                raise AnyprecError(
+                    f"the product {step.name!r} sums {terms} terms, which at {a} x {b} bits can leave 32-bit integers; "
+                    f"leave {setting_name(setting)} out, or convert with attention='float'"
+                )
+        scale = np.where(left.is_float, 1.0, left.step * right.step)
+        table = np.stack([scale, np.zeros_like(scale)], axis=1)  # (P, 2)
+        self.put(step.name, "matmul", list(step.inputs), table, attributes=dict(step.attributes))
 
     def plain(self, step: TraceStep) -> None:
         inputs = list(step.inputs)
