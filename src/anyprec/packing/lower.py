@@ -186,16 +186,36 @@ class Lowering:
             self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
         return self.values[value]
 
-    def quantize(self, name: str, value: str, codes: ActivationGrid, rectify: bool, **more: Any) -> str:
+    def quantize(
+        self, name: str, value: str, codes: ActivationGrid, rectify: bool, free: bool = False, **more: Any
+    ) -> str:
+        """`free`: its channels follow from a free size, so that numbers come as values and not by a table."""
         n, r, plain = codes.levels, codes.ranges, codes.is_float
         scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
         shift = np.where(plain | (not codes.signed), 0.0, n / 2)
         table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.shape[value][-1], axis=2)  # (P, 2, C)
         if codes.divisors is not None:
             table[~plain, 0] /= codes.divisors.reshape(-1)
+        if free and codes.divisors is None:
+            value = self.scaled(self.as_float(value), scale, shift)
+            table[:, 0], table[:, 1] = 1.0, 0.0
         attributes = {"signed": codes.signed, "rectify": rectify and not codes.signed, "affine": True, **more}
         self.codes[name] = codes
         return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
+
+    def scaled(self, value: str, scale: np.ndarray, shift: np.ndarray) -> str:
+        """value * scale + shift, one number of each a profile, for any number of channels."""
+        for function, numbers, idle in (("mul", scale, 1.0), ("add", shift, 0.0)):
+            if (numbers == idle).all():
+                continue
+            zero, one = self.fresh(f"{value}.zero"), (1,) * len(self.shape[value])
+            self.weights[zero], self.shape[zero] = Weight((1, 1, 1, 1), np.zeros((1, 1, 1, 1), np.float32)), one
+            self.put(zero, "constant", [], attributes={"weight": zero, "shape": list(one)})
+            table = np.stack([np.ones_like(numbers), numbers], axis=1)[:, :, None]  # (P, 2, 1)
+            number = self.put(self.fresh(f"{value}.number"), "affine", [zero], table)
+            attributes = {"function": function}
+            value = self.put(self.fresh(f"{value}.{function}"), "binary", [value, number], attributes=attributes)
+        return value
 
     def layer(self, step: TraceStep) -> None:
         layer = step.module
@@ -265,7 +285,8 @@ class Lowering:
         module = step.module
         assert isinstance(module, AnyActivation)
         if module.quantize:
-            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
+            free = step.attributes.get("free_channels", False)
+            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify, free)
             assert step.reads is not None
             self.points[step.name] = ComparisonPoint(step.name, self.acts[module], step.reads)
             return

@@ -367,8 +367,8 @@ def check_other_size(model: nn.Module, answers: PackedAnswers, plan: Verificatio
 
 
 def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
-    """One image, or one row of sequences, of other sizes."""
-    tensors = [t[:1].cpu() for t in trace.example.tensors]
+    """One image, or two rows of sequences, of other sizes: of one row, the recorder may take the length for the batch."""
+    tensors = [t[: 1 if trace.is_image else 2].cpu() for t in trace.example.tensors]
     if not trace.is_image:
         for more in (-1, 3):
             length = tensors[0].shape[1] + more
