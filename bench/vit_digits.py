@@ -2,8 +2,8 @@
 
 A plain torch network goes through `convert` and joint training. Weights and inputs of every linear layer have the
 width's bits; which products of attention have quantized operands is `--attention`, as in `convert`. Then it is packed,
-and the engine's answers are counted. A minute and a half a seed and choice on one core; rows of the same seed and choice
-are replaced in bench/results/vit_digits.csv. `--keep` keeps the model files, for timing:
+and the engine's answers are counted. Some minutes a seed and choice on one core; rows of the same seed and choice are
+replaced in bench/results/vit_digits.csv. `--keep` keeps the model files, for timing.
 
     python bench/vit_digits.py [--epochs 60] [--seeds 0,1,2] [--attention float,scores,integer] [--keep FOLDER] [--json]
 """

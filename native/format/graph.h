@@ -137,12 +137,12 @@ struct Op {
     bool integer = false; // input: holds whole numbers
     Shape shape;          // constant, input, reshape; 0: free, or what is left
 
-    int channels = 0;             // C of its value; 0 where it depends on a free input size
-    bool codes = false;           // its value is codes in profiles that are integer there
+    int channels = 0;              // C of its value; 0 where it depends on a free input size
+    bool codes = false;            // its value is codes in profiles that are integer there
     bool multiplies_codes = false; // matmul: so are the values it reads
-    int quantizer = -1;           // the op that made these codes (itself, or seen through ops that pass codes on)
-    const float *table = nullptr; // (profiles, table_row), or nullptr for ops without one
-    size_t table_row = 0;         // floats of one profile: 2 C, 2 out, or 2
+    int quantizer = -1;            // the op that made these codes (itself, or seen through ops that pass codes on)
+    const float *table = nullptr;  // (profiles, table_row), or nullptr for ops without one
+    size_t table_row = 0;          // floats of one profile: 2 C, 2 out, or 2
 };
 
 struct Weight {

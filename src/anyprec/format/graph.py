@@ -43,7 +43,7 @@ def bits_of(bits: int | Mapping[str, int], name: str, fixed: int | None) -> int:
 
 
 def product_fits(terms: int, left: int, right: int) -> bool:
-    """Whether integers of 32 bits hold twice the sum of so many products of codes of so many bits: ARITHMETIC.md 8.6."""
+    """Whether 32-bit integers hold twice the sum of so many products of codes of so many bits: ARITHMETIC.md, 8.6."""
     return terms << (left + right) < 1 << 30
 
 

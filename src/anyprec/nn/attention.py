@@ -2,8 +2,8 @@
 
 Parameters and their names stay torch's (`in_proj_weight`, `out_proj.weight`, ...): `query_proj`, `key_proj` and
 `value_proj` are any-layers whose weight is a part of them. Softmax stays float, and so do the two products unless
-`scores` and `values` quantize their operands. Made by convert.py; at 32 bits it is torch's own forward, so the output is
-what it was, bit for bit.
+`scores` and `values` quantize their operands. Made by convert.py; at 32 bits it is torch's own forward, so the output
+is what it was, bit for bit.
 """
 
 from __future__ import annotations
@@ -124,12 +124,16 @@ class AnyMultiheadAttention(nn.MultiheadAttention):
         """In float nothing is quantized, unless someone looks, or the quantizer's float weight is not the weight.
         `pack` turns torch's fast path off, to see the same operations at every width."""
         idle = all(product is None or product.is_idle for product in (self.scores, self.values))
-        return torch.backends.mha.get_fastpath_enabled() and idle and all(
-            layer.weight_bits == FLOAT
-            and layer.act_bits == FLOAT
-            and not (layer.act is not None and layer.act.observed)
-            and own_method(layer.quantizer, WeightQuantizer, ("float_weight",)) is None
-            for layer in self.projections()
+        return (
+            torch.backends.mha.get_fastpath_enabled()
+            and idle
+            and all(
+                layer.weight_bits == FLOAT
+                and layer.act_bits == FLOAT
+                and not (layer.act is not None and layer.act.observed)
+                and own_method(layer.quantizer, WeightQuantizer, ("float_weight",)) is None
+                for layer in self.projections()
+            )
         )
 
     def _mask(

@@ -95,7 +95,7 @@ class ModuleTrace:
         self.multiply_adds, self.decisions = watch.multiply_adds, watch.decisions
 
     def find_products(self, model: nn.Module) -> None:
-        """`products`, by another run: watching functions keeps torch from its fused attention, which rounds otherwise."""
+        """`products`, by another run: watching functions keeps torch from its fused attention."""
         if self.call is None:
             return
         watch = OperationWatch(model, self.call)
@@ -155,9 +155,7 @@ class ModuleTrace:
 class ConversionPlan:
     """Which layers and norms change (`layers`, `norms`), and why each of the others does not (`kept`)."""
 
-    def __init__(
-        self, model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...], attention: str = "float"
-    ) -> None:
+    def __init__(self, model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...], attention: str = "float") -> None:
         self.layers: dict[str, nn.Module] = {}
         self.norms: dict[str, nn.Module] = {}
         self.attentions: dict[str, nn.MultiheadAttention] = {}

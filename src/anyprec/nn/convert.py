@@ -150,8 +150,10 @@ def convert(
             _group_depthwise(plan, group_depthwise, report)
         for layer in plan.layers.values():
             _make_any(layer, trace.uses.get(layer), widths, quantizer, scale, clip)
-        for module in plan.attentions.values():
+        for name, module in plan.attentions.items():
             _make_any_attention(module, widths, quantizer, scale, clip, CHOICES[attention])
+            if kinds := CHOICES[attention]:
+                report.products[name] = products_line(len(kinds), kinds)
         for name, module in plan.products.items():
             report.products[name] = _quantize_products(module, trace, widths, clip, CHOICES[attention])
         for norm in plan.norms.values():
@@ -227,7 +229,11 @@ def _quantize_products(
     assert isinstance(module, OwnProducts)
     module.init_products({number: AnyProduct(widths, clip).to(device) for number in found})
     module.any_products.train(module.training)
-    return f"operands of {len(found)} products quantized ({', '.join(sorted(set(found.values())))})"
+    return products_line(len(found), found.values())
+
+
+def products_line(count: int, kinds: Iterable[str]) -> str:
+    return f"operands of {count} {'product' if count == 1 else 'products'} quantized ({', '.join(sorted(set(kinds)))})"
 
 
 def _make_any_attention(
@@ -496,9 +502,9 @@ def _count(model: nn.Module, trace: ModuleTrace, report: ConversionReport) -> No
             if not whole:
                 count = min(count, trace.projected[module]) if isinstance(module, AnyMultiheadAttention) else 0
             converted += count
-        elif isinstance(module, OwnProducts) and len(module.any_products) == len(trace.products[module]):
-            converted += count
-        elif id(module) in layers:
+        elif (isinstance(module, OwnProducts) and len(module.any_products) == len(trace.products[module])) or id(
+            module
+        ) in layers:
             converted += count
     report.multiply_add_share = converted / total if total else None
     for line, operation in trace.decisions.items():

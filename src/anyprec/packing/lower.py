@@ -128,7 +128,8 @@ class Lowering:
     def draft(self) -> GraphDraft:
         lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
                      "conv": self.float_layer, "linear": self.float_layer, "constant": self.constant,
-                     "embedding": self.float_weight, "recurrent": self.float_weight, "matmul": self.product}  # fmt: skip
+                     "embedding": self.float_weight, "recurrent": self.float_weight,
+                     "matmul": self.product}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)

@@ -367,7 +367,7 @@ def check_other_size(model: nn.Module, answers: PackedAnswers, plan: Verificatio
 
 
 def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
-    """One image, or two rows of sequences, of other sizes: of one row, the recorder may take the length for the batch."""
+    """One image, or two rows of sequences, of other sizes: in one row, the recorder may mistake axes for the batch."""
     tensors = [t[: 1 if trace.is_image else 2].cpu() for t in trace.example.tensors]
     if not trace.is_image:
         for more in (-1, 3):
