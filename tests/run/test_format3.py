@@ -137,6 +137,25 @@ def test_matmul_of_codes(m, k, n, signs, tmp_path):
             check(chain, tmp_path, chain.codes_product(*sides, transposed), profiles=[p.name for p in chain.profiles])
 
 
+@pytest.mark.parametrize("signs", [(True, True), (False, True), (True, False), (False, False)])
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_matmul_of_codes_of_other_widths(fixed, signs, tmp_path):
+    """One side has 8 bits in every profile: kernels for 8-bit weights, whose accumulators need the sums of rows."""
+    for m, k, n in ((5, 9, 17), (13, 64, 40), (30, 7, 3)):
+        for transposed in (False, True):
+            chain = Chain(6, (2, m, k), 2, {"other": (2, *((n, k) if transposed else (k, n)))})
+            sides = []
+            for i, name in enumerate(("input", "other")):
+                top = [1 if bits == 32 else 255 if i == fixed else 2**bits - 1 for bits in chain.widths]
+                size = chain.shape(name)[-1]
+                table = np.stack([np.stack([np.full(size, 0.3 * n), np.full(size, 0.5 * n)]) for n in top])
+                more = {"bits": 8} if i == fixed else {}
+                sides.append(
+                    chain.op("quantize", name, signed=signs[i], rectify=False, affine=True, table=table, **more)
+                )
+            check(chain, tmp_path, chain.codes_product(*sides, transposed), profiles=[p.name for p in chain.profiles])
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_largest_sums_of_codes(signed, tmp_path):
     """16,383 products of the largest codes fit; one more is refused when it runs, as its length was free."""

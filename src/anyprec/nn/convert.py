@@ -150,8 +150,8 @@ def convert(
             _group_depthwise(plan, group_depthwise, report)
         for layer in plan.layers.values():
             _make_any(layer, trace.uses.get(layer), widths, quantizer, scale, clip)
-        for name, module in plan.attentions.items():
-            _make_any_attention(module, widths, quantizer, scale, clip, CHOICES[attention])
+        for name, multihead in plan.attentions.items():
+            _make_any_attention(multihead, widths, quantizer, scale, clip, CHOICES[attention])
             if kinds := CHOICES[attention]:
                 report.products[name] = products_line(len(kinds), kinds)
         for name, module in plan.products.items():

@@ -167,11 +167,11 @@ class ProductCalls(TorchFunctionMode):
 
     def __enter__(self) -> ProductCalls:
         _running.calls.append(self)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         _running.calls.pop()
 
     def take(self) -> AnyProduct | None:
