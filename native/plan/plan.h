@@ -128,13 +128,19 @@ struct ZeroRow {
     size_t offset, image, pixel; // as in Buffer; with `shift`
 };
 
+// What a code stands for: factor * code + shift.
+struct CodeValue {
+    int factor = 1, shift = 0;
+};
+
 // A product of two values of codes, by tiles (plan_products.cpp has the formulas). Panels, sums and widened codes are
 // made at run time: offsets into the arena.
 struct CodesProduct {
     const TileKernel *kernel = nullptr;
     std::vector<Block> blocks;
-    int steps = 0, bits = 0;                     // bits of the second value
-    bool wide = false;                           // the kernel reads 16-bit integers
+    int steps = 0, bits = 0; // bits of the second value
+    CodeValue left, right;
+    bool wide = false;                           // the kernel reads 16-bit integers: what codes stand for
     size_t row = 0;                              // bytes of a row of the first value, as the kernel reads it
     int32_t row_offsets[kMaxRows];               // bytes, for tiles
     int doublings = 0, window_factor = 0;        // as in Epilogue

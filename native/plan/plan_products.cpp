@@ -21,7 +21,9 @@ size_t whole_lines(size_t bytes) {
 //     unsigned x signed     sum a (2b - nb)         = T
 //     signed x unsigned     2 sum (2a - na) b       = 2T - 2 na S + 2 nb W
 //     unsigned x unsigned   2 sum a b               = T + nb W
-// where twice the sum meets half of the scale. With Coding::offset8, T is 2 acc + W.
+// where twice the sum meets half of the scale. With Coding::offset8, T is 2 acc + W. With Coding::centered16 the panel
+// holds what the second value's codes stand for, and a kernel that reads 16-bit integers is given what those of the
+// first stand for: no correction is left.
 void Builder::codes_product_step(Step &s, int step) {
     const int left = op_of(s.op->inputs[0]).quantizer, right = op_of(s.op->inputs[1]).quantizer;
     const int left_bits = act_bits(left), right_bits = act_bits(right);
@@ -44,12 +46,17 @@ void Builder::codes_product_step(Step &s, int step) {
     const bool left_signed = graph.ops[static_cast<size_t>(left)].is_signed;
     const bool right_signed = graph.ops[static_cast<size_t>(right)].is_signed;
     const int na = (1 << left_bits) - 1, nb = (1 << right_bits) - 1, twice = left_signed ? 2 : 1;
-    p->doublings = (kernel.window ? 1 : 0) + (left_signed ? 1 : 0);
-    p->window_factor = twice * ((kernel.window ? 1 : 0) + (right_signed ? 0 : nb));
-    p->column_factor = left_signed ? -2 * na : 0;
-    p->constant = left_signed && right_signed ? na * nb * m.k : 0;
+    const bool exact = right_signed || kernel.coding == Coding::centered16; // not twice the sum
+    p->left = {left_signed ? 2 : 1, left_signed ? -na : 0};
+    p->right = {right_signed ? 2 : 1, right_signed ? -nb : 0};
+    if (!p->wide) {
+        p->doublings = (kernel.window ? 1 : 0) + (left_signed ? 1 : 0);
+        p->window_factor = twice * ((kernel.window ? 1 : 0) + (exact ? 0 : nb));
+        p->column_factor = left_signed ? (right_signed || !exact ? -2 : -1) * na : 0;
+        p->constant = left_signed && right_signed ? na * nb * m.k : 0;
+    }
     const size_t widest = static_cast<size_t>(kernel.lanes) << kernel.max_log2_vectors;
-    p->scale.assign(widest, table(*s.op)[0] * (right_signed ? 1.0f : 0.5f));
+    p->scale.assign(widest, table(*s.op)[0] * (exact ? 1.0f : 0.5f));
     p->shift.assign(widest, table(*s.op)[1]);
 
     const Block &last = p->blocks.back();

@@ -73,15 +73,25 @@ void pack_bytes(const Codes &b, const Block &block, size_t steps, size_t width, 
             to[4 * width * whole + 4 * j + i % 4] = static_cast<uint8_t>(form(b.at(i, first + j)));
 }
 
-// The same for kernels that read `group` 16-bit integers per step.
-void pack_wide(const Codes &b, const Block &block, size_t steps, size_t width, size_t group, int bits, uint8_t *to) {
+// The same for kernels that read `group` 16-bit integers per step: what the codes stand for.
+void pack_wide(const Codes &b, const Block &block, size_t steps, size_t width, size_t group, CodeValue value,
+               uint8_t *to) {
     const size_t first = static_cast<size_t>(block.first), n = static_cast<size_t>(block.channels);
     std::memset(to, 0, 2 * group * width * steps);
     int16_t *out = reinterpret_cast<int16_t *>(to);
-    for (size_t k = 0; k < b.terms; ++k)
+    for (size_t k = 0; k < b.terms; ++k) {
+        int16_t *row = out + group * width * (k / group) + k % group;
+        const uint8_t *codes = b.data + (b.transposed ? first * b.terms + k : k * b.n + first);
+        const size_t next = b.transposed ? b.terms : 1;
         for (size_t j = 0; j < n; ++j)
-            out[group * (width * (k / group) + j) + k % group] =
-                static_cast<int16_t>(2 * b.at(k, first + j) + 1 - (1 << bits));
+            row[group * j] = static_cast<int16_t>(value.factor * codes[next * j] + value.shift);
+    }
+}
+
+// Codes to what they stand for.
+ANYPREC_VECTORIZE void widen(const uint8_t *__restrict codes, size_t count, CodeValue value, int16_t *__restrict to) {
+    for (size_t i = 0; i < count; ++i)
+        to[i] = static_cast<int16_t>(value.factor * codes[i] + value.shift);
 }
 
 } // namespace
@@ -100,7 +110,7 @@ void Run::pack_codes(const Step &s) const {
             for (const Block &block : p.blocks) {
                 const size_t width = static_cast<size_t>(kernel.lanes) << block.log2_vectors;
                 if (kernel.coding == Coding::centered16)
-                    pack_wide(b, block, steps, width, static_cast<size_t>(kernel.step_channels), p.bits,
+                    pack_wide(b, block, steps, width, static_cast<size_t>(kernel.step_channels), p.right,
                               panel + block.panel);
                 else
                     pack_bytes(b, block, steps, width, form, panel + block.panel);
@@ -132,7 +142,7 @@ void Run::prepare_rows(const Step &s) const {
         const uint8_t *codes = pixels(s.inputs[0], n) + first * k;
         const size_t at = static_cast<size_t>(n) * rows + first;
         if (p.wide)
-            kernels.widen(codes, k * (end - first), reinterpret_cast<int16_t *>(arena + p.widened) + at * k);
+            widen(codes, k * (end - first), p.left, reinterpret_cast<int16_t *>(arena + p.widened) + at * k);
         if (p.window_factor)
             kernels.sums(codes, k, static_cast<int>(end - first), m.k,
                          reinterpret_cast<int32_t *>(arena + p.windows) + at, 1);
