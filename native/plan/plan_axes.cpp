@@ -96,6 +96,9 @@ void Builder::matmul_step(Step &s, int step) {
     p->n = s.shape.c();
     p->matrices = broadcast(a, b, leading, static_cast<size_t>(p->m) * static_cast<size_t>(p->k),
                             static_cast<size_t>(p->k) * static_cast<size_t>(p->n));
+    s.matmul = p;
+    if (has_codes(s.op->inputs[0]))
+        return codes_product_step(s, step);
     constexpr int kFewRows = 12; // fewer rows are done before the second matrix is packed
     p->packs = s.op->transposed || p->m > kFewRows;
     if (p->packs) {
@@ -109,7 +112,6 @@ void Builder::matmul_step(Step &s, int step) {
             too_large(static_cast<int>(s.op - graph.ops.data()) + 1, bytes);
         p->scratch = scratch(bytes * static_cast<size_t>(p->packed_images), step);
     }
-    s.matmul = p;
 }
 
 // [outer][terms], or [outer][terms][inner] where the last axis is none of `axes`.

@@ -626,6 +626,8 @@ std::vector<StepInfo> Model::steps(const std::vector<InputArray> &arrays, int pr
             info.products =
                 int64_t(plan->images) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }
+        if (s.matmul && s.matmul->codes)
+            info.work = s.matmul->codes->kernel->name;
         if (s.matmul)
             info.products = int64_t(plan->images) * s.shape.product(0, s.shape.rank) * s.matmul->k;
         if (s.recurrent)

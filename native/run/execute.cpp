@@ -166,7 +166,7 @@ bool Run::step(const Step &s) const {
         softmax_single(s);
         break;
     case Step::Kind::matmul:
-        matmul(s);
+        s.matmul->codes ? codes_product(s) : matmul(s);
         break;
     case Step::Kind::embedding:
         return embedding(s);
