@@ -32,7 +32,7 @@ from anyprec.widths import FLOAT
 
 CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range of least squared error
 SEARCHED_UP_TO = 6  # bits; above, ranges differ by less than noise
-SEARCH_VALUES = 2_000_000  # of a layer's input, that ranges are tried on
+SEARCH_VALUES = 2_000_000  # of a layer's input, or output, that ranges are tried on
 POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
 LEAST = 1e-12
 
@@ -157,7 +157,9 @@ def fit_input_ranges(layer: AnyLayer, given: list[Tensor], widths: Sequence[int]
     if not isinstance(act, InputQuantizer):
         return
     act.signed, act.undecided = any(bool((share < 0).any()) for share in given), False
-    few = max(1, min(len(given[0]), SEARCH_VALUES * len(given[0]) // max(given[0].numel(), 1)))
+    count = len(given[0])
+    values = max(given[0].numel(), count * float_output(layer, given[0][:1]).numel()) if search else 1
+    few = max(1, min(count, SEARCH_VALUES * count // max(values, 1)))
     wanted = None
     for bits, share in zip(widths, given[1:], strict=True):
         base = best_range(
