@@ -14,12 +14,16 @@ never 0. Called by export.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from anyprec.export.onnx_writer import OnnxWriter, Value
+from anyprec.export.any_axes import AnyAxesWriter
+from anyprec.export.onnx_writer import Value
 from anyprec.format.graph import Graph, Op
+from anyprec.format.shapes import Shape
 from anyprec.widths import FLOAT
 
 INT8 = 127
@@ -38,10 +42,10 @@ class Int8Fit:
     whole: bool
 
 
-class QdqWriter(OnnxWriter):
+class QdqWriter(AnyAxesWriter):
     """After writing, `int8_layers` are the names of the layers with int8 weights."""
 
-    def __init__(self, graph: Graph, size: tuple[int, int], profile: str) -> None:
+    def __init__(self, graph: Graph, size: tuple[int, int] | Mapping[str, Shape], profile: str) -> None:
         self.int8_layers: list[str] = []
         super().__init__(graph, size, profile)
 
@@ -51,13 +55,13 @@ class QdqWriter(OnnxWriter):
             x = self.scale_shift(op, x, *self.step(op))
         bits = self.profile.act_bits(op.name, op.bits)
         if bits == FLOAT:
-            return Value(self.node("Relu", op, [x.name]), x.shape, x.rank) if op.attributes["rectify"] else x
+            return replace(x, name=self.node("Relu", op, [x.name])) if op.attributes["rectify"] else x
         codes = self.node("QuantizeLinear", op, [x.name, *self.unit_step()], "codes")
         levels = 2**bits - 1
         if bits < 8:
             ends = [self.constant(f"(code {end})", np.array(end), np.uint8) for end in (0, levels)]
             codes = self.node("Clip", op, [codes, *ends], "clipped")
-        return Value(codes, x.shape, x.rank, levels=levels, signed=op.attributes["signed"])
+        return replace(x, name=codes, levels=levels, signed=op.attributes["signed"])
 
     def unit_step(self) -> list[str]:
         """Scale and zero point of codes."""
@@ -67,10 +71,11 @@ class QdqWriter(OnnxWriter):
         x = self.values[op.inputs[0]]
         if x.levels is None:
             return x
-        name = self.read_codes(op, Value(x.name, x.shape), integer=False)
+        name = self.read_codes(op, replace(x, signed=False), integer=False)
         s, t = self.table(op)
         name = self.node("Mul", op, [name, self.constant(f"{op.name}.scale", np.array(s))], "scaled")
-        return Value(self.node("Add", op, [name, self.constant(f"{op.name}.shift", np.array(t))]), x.shape, x.rank)
+        made = self.node("Add", op, [name, self.constant(f"{op.name}.shift", np.array(t))])
+        return replace(x, name=made, levels=None, signed=False)
 
     def read_codes(self, op: Op, x: Value, integer: bool) -> str:
         """Codes as floats: as they are for an integer layer, 2 code - n where they are signed for a float one.
@@ -86,37 +91,49 @@ class QdqWriter(OnnxWriter):
         levels = self.constant(f"(levels {x.levels})", np.array(float(x.levels or 0)))
         return self.node("Sub", op, [doubled, levels], "signed")
 
-    def output(self, name: str) -> Value:
-        """(N, C) where a value has one pixel, as the engine gives it."""
-        value = self.values[name]
-        if value.rank == 4 and (value.shape.h, value.shape.w) == (1, 1):
-            made = self.fresh(f"{name}.vector")
-            self.nodes.append(self.onnx.helper.make_node("Flatten", [value.name], [made], axis=1))
-            return Value(made, value.shape, 2)
-        return value
-
     def conv(self, op: Op) -> Value:
         at, x, shape = op.attributes, self.values[op.inputs[0]], self.shape(op)
         scale, shift, last = self.folded_table(op)
-        weight, name, fit = self.weight(at["weight"]), x.name, None
+        weight, fit = self.weight(at["weight"]), None
+        rows = op.kind == "linear" and x.axes
+        flat = op.kind == "linear" and not rows and shape[:2] == (1, 1)
+        name = self.rows(op, x) if rows else x.name if flat else self.image(op, x)
         if x.levels is not None:
             fit = self.fit_int8(op, weight, scale, shift, last, x)
-            name = self.read_codes(op, x, integer=fit is not None)
-        flat = op.kind == "linear" and (shape.h, shape.w) == (1, 1)
-        matrix = weight[:, 0, 0, :].T if flat else weight.transpose(0, 3, 1, 2)  # (in, out) or (out, in, kh, kw)
+            name = self.read_codes(op, replace(x, name=name), integer=fit is not None)
+        matrix = weight[:, 0, 0, :].T if rows or flat else weight.transpose(0, 3, 1, 2)  # (in, out), (out, in, kh, kw)
         if fit is not None:
             read = self.int8_layer(op, matrix, fit)
         else:
-            scaled = matrix * (scale if flat else scale[:, None, None, None])
-            read = [self.constant(f"{op.name}.weight", scaled), self.constant(f"{op.name}.bias", shift)]
+            scaled = matrix * (scale if rows or flat else scale[:, None, None, None])
+            if at.get("transposed"):
+                scaled = transposed_weight(scaled, at["groups"])
+            read = [self.constant(f"{op.name}.weight", scaled)]
+            read += [] if at.get("transposed") else [self.constant(f"{op.name}.bias", shift)]
+        if rows:
+            return Value(self.node("Gemm", op, [name, *read]), shape, rank=2, axes=True)
         if flat:
             if x.rank == 4:
                 name = self.node("Flatten", op, [name], "flat", axis=1)
             return Value(self.node("Gemm", op, [name, *read]), shape, rank=2)
-        if x.rank == 2:
-            name = self.image(op, Value(name, x.shape, 2))
-        dilations, group = list(at.get("dilation", (1, 1))), at.get("groups", 1)
-        return Value(self.node("Conv", op, [name, *read], dilations=dilations, group=group, **self.window(op)), shape)
+        how = {"dilations": list(at.get("dilation", (1, 1))), "group": at.get("groups", 1), **self.window(op)}
+        if at.get("transposed"):
+            return Value(self.transposed_conv(op, name, read[0], shift, how), shape)
+        return Value(self.node("Conv", op, [name, *read], **how), shape)
+
+    def transposed_conv(self, op: Op, x: str, weight: str, shift: np.ndarray, how: dict[str, Any]) -> str:
+        """Output padding first undoes padding. What is left lies beyond all taps, where only the shift is."""
+        pads, extra = how["pads"], list(op.attributes["output_pad"])
+        for axis in (0, 1):
+            undone = min(extra[axis], pads[2 + axis])
+            pads[2 + axis], extra[axis] = pads[2 + axis] - undone, extra[axis] - undone
+        if not any(extra):
+            bias = self.constant(f"{op.name}.bias", shift)
+            return self.node("ConvTranspose", op, [x, weight, bias], **how)
+        made = self.node("ConvTranspose", op, [x, weight], "taps", **how)
+        ends = self.constant(f"{op.name}.ends", np.array([0, 0, 0, 0, 0, 0, *extra]))
+        column = self.constant(f"{op.name}.column", shift.reshape(1, -1, 1, 1))
+        return self.node("Add", op, [self.node("Pad", op, [made, ends], "padded"), column])
 
     def fit_int8(
         self, op: Op, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op, x: Value
@@ -124,7 +141,8 @@ class QdqWriter(OnnxWriter):
         """The numbers of a layer in int8, or None where it must stay float to give our codes."""
         assert x.levels is not None
         bits = self.weight_bits(op.attributes["weight"])
-        if bits == 8 or (x.signed and any(op.attributes.get("pad", ()))) or self.is_also_quantized(last):
+        padded, transposed = any(op.attributes.get("pad", ())), op.attributes.get("transposed")
+        if bits == 8 or transposed or (x.signed and padded) or self.is_also_quantized(last):
             return None
         if x.signed:  # a = 2 code - n
             shift, scale = shift - x.levels * scale * weight.sum((1, 2, 3)), 2 * scale
@@ -166,6 +184,13 @@ class QdqWriter(OnnxWriter):
             self.constant(f"{op.name}.bias_zero", zeros, np.int32),
         ]  # fmt: skip
         return [weight, self.node("DequantizeLinear", op, names, "bias_read", axis=0)]
+
+
+def transposed_weight(weight: np.ndarray, groups: int) -> np.ndarray:
+    """(out, in / groups, kh, kw) -> (in, out / groups, kh, kw), as ConvTranspose has it."""
+    out, inside, *kernel = weight.shape
+    split = weight.reshape(groups, out // groups, inside, *kernel).swapaxes(1, 2)
+    return split.reshape(groups * inside, out // groups, *kernel)
 
 
 def same_codes(scale: np.ndarray, shift: np.ndarray, spread: int, levels: int) -> tuple[np.ndarray, np.ndarray, float]:
