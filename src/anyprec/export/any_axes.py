@@ -1,7 +1,7 @@
 """The operations of format 3 as ONNX: values of any number of axes, further inputs, matrices, recurrent cells.
 
-Values that an image operation made stay (N, C, H, W); those below have the axes of the graph, (N, *shape), or, between a
-linear layer and what works number by number, all axes but the last as one: (rows, C). A constant has N = 1 and is
+Values that an image operation made stay (N, C, H, W); those below have the axes of the graph, (N, *shape), or, between
+a linear layer and what works number by number, all axes but the last as one: (rows, C). A constant has N = 1 and is
 repeated only where ONNX does not broadcast. Completed by qdq.py, which settles layers and codes.
 """
 
@@ -55,7 +55,7 @@ class AnyAxesWriter(OnnxWriter):
         if op.kind not in self.OPS:
             raise UnsupportedOperation(f"op {op.name!r} ({op.kind}) cannot be written as ONNX yet")
         made = super().write(op)
-        single = made.single or bool(op.inputs) and all(self.values[name].single for name in op.inputs)
+        single = made.single or (bool(op.inputs) and all(self.values[name].single for name in op.inputs))
         return replace(made, single=single)
 
     def output(self, name: str) -> Value:
@@ -172,9 +172,7 @@ class AnyAxesWriter(OnnxWriter):
         name, eps = self.full(op, x), float(op.attributes["eps"])
         if axes == list(range(axes[0], len(x.shape))):
             ones = self.constant(f"{op.name}.ones", np.ones([size or 0 for size in x.shape[axes[0] :]]))
-            return self.axes_value(
-                op, self.node("LayerNormalization", op, [name, ones], axis=1 + axes[0], epsilon=eps)
-            )
+            return self.axes_value(op, self.node("LayerNormalization", op, [name, ones], axis=1 + axes[0], epsilon=eps))
         along = self.constant(f"{op.name}.axes", np.array([1 + axis for axis in axes]))
         mean = self.node("ReduceMean", op, [name, along], "mean", keepdims=1)
         off = self.node("Sub", op, [name, mean], "off")

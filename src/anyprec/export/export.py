@@ -100,7 +100,9 @@ def export_onnx(
     shapes = input_shapes(graph, first_shape(graph, size))
     for name, shape in shapes.items():
         if None in shape:
-            raise InputError(f"input {name!r} has free sizes ({shape}) that no other input tells; pack it with fixed ones")
+            raise InputError(
+                f"input {name!r} has free sizes ({shape}) that no other input tells; pack it with fixed ones"
+            )
     needed = needed_opset(graph, OPSETS[0])
     chosen = needed if opset is None else opset
     if chosen not in OPSETS or chosen < needed:

@@ -40,6 +40,7 @@ class Int8Fit:
     step: np.ndarray
     bias: np.ndarray
     whole: bool
+    after: np.ndarray | None = None  # a float that is added to the result
 
 
 class QdqWriter(AnyAxesWriter):
@@ -95,6 +96,7 @@ class QdqWriter(AnyAxesWriter):
         at, x, shape = op.attributes, self.values[op.inputs[0]], self.shape(op)
         scale, shift, last = self.folded_table(op)
         weight, fit = self.weight(at["weight"]), None
+        after: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
         rows = op.kind == "linear" and x.axes
         flat = op.kind == "linear" and not rows and shape[:2] == (1, 1)
         name = self.rows(op, x) if rows else x.name if flat else self.image(op, x)
@@ -103,23 +105,48 @@ class QdqWriter(AnyAxesWriter):
             name = self.read_codes(op, replace(x, name=name), integer=fit is not None)
         matrix = weight[:, 0, 0, :].T if rows or flat else weight.transpose(0, 3, 1, 2)  # (in, out), (out, in, kh, kw)
         if fit is not None:
-            read = self.int8_layer(op, matrix, fit)
+            read, after = self.int8_layer(op, matrix, fit), (None, fit.after)
         else:
-            scaled = matrix * (scale if rows or flat else scale[:, None, None, None])
+            factor, shift, after = self.float_numbers(x, weight, scale, shift, last)
+            scaled = matrix * (factor if rows or flat else factor[:, None, None, None])
             if at.get("transposed"):
                 scaled = transposed_weight(scaled, at["groups"])
             read = [self.constant(f"{op.name}.weight", scaled)]
             read += [] if at.get("transposed") else [self.constant(f"{op.name}.bias", shift)]
         if rows:
-            return Value(self.node("Gemm", op, [name, *read]), shape, rank=2, axes=True)
+            return self.finish(op, Value(self.node("Gemm", op, [name, *read]), shape, rank=2, axes=True), *after)
         if flat:
             if x.rank == 4:
                 name = self.node("Flatten", op, [name], "flat", axis=1)
-            return Value(self.node("Gemm", op, [name, *read]), shape, rank=2)
+            return self.finish(op, Value(self.node("Gemm", op, [name, *read]), shape, rank=2), *after)
         how = {"dilations": list(at.get("dilation", (1, 1))), "group": at.get("groups", 1), **self.window(op)}
         if at.get("transposed"):
-            return Value(self.transposed_conv(op, name, read[0], shift, how), shape)
-        return Value(self.node("Conv", op, [name, *read], **how), shape)
+            return self.finish(op, Value(self.transposed_conv(op, name, read[0], shift, how), shape), *after)
+        return self.finish(op, Value(self.node("Conv", op, [name, *read], **how), shape), *after)
+
+    def float_numbers(
+        self, x: Value, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray | None, np.ndarray | None]]:
+        """Of a layer that runs in float: factors of its weights, its bias, and what is done to its result.
+
+        Sums of signed codes whose result is no code are kept whole, and scaled afterwards: so 0 stays 0 (see fit_int8).
+        """
+        if not x.signed or x.levels is None or last.kind == "quantize":
+            return scale, shift, (None, None)
+        if np.abs(weight).sum((1, 2, 3)).max() * x.levels >= 2**24:  # beyond, float has no whole numbers
+            return scale, shift, (None, None)
+        return np.ones_like(scale), np.zeros_like(shift), (scale, shift)
+
+    def finish(self, op: Op, made: Value, scale: np.ndarray | None, shift: np.ndarray | None) -> Value:
+        """scale y + shift of a layer's result, where that is not part of the layer."""
+        channels = (1, -1) if made.rank == 2 else (1, -1, 1, 1)
+        if scale is not None:
+            factors = self.constant(f"{op.name}.scale", scale.reshape(channels))
+            made = replace(made, name=self.node("Mul", op, [made.name, factors], "scaled"))
+        if shift is not None and shift.any():
+            terms = self.constant(f"{op.name}.shift", shift.reshape(channels))
+            made = replace(made, name=self.node("Add", op, [made.name, terms], "shifted"))
+        return made
 
     def transposed_conv(self, op: Op, x: str, weight: str, shift: np.ndarray, how: dict[str, Any]) -> str:
         """Output padding first undoes padding. What is left lies beyond all taps, where only the shift is."""
@@ -144,20 +171,32 @@ class QdqWriter(AnyAxesWriter):
         padded, transposed = any(op.attributes.get("pad", ())), op.attributes.get("transposed")
         if bits == 8 or transposed or (x.signed and padded) or self.is_also_quantized(last):
             return None
+        spread, total = INT8 // (2**bits - 1), weight.sum((1, 2, 3))
+        plain = shift
         if x.signed:  # a = 2 code - n
-            shift, scale = shift - x.levels * scale * weight.sum((1, 2, 3)), 2 * scale
-        spread = INT8 // (2**bits - 1)
+            shift, scale = shift - x.levels * scale * total, 2 * scale
+            spread -= spread % 2 if spread > 1 else 0
         dead = scale == 0  # a channel that ignores its input: all weights 0, the bias exact in any step
         step = np.where(dead, np.maximum(np.abs(shift), 1e-30) / 2**20, np.abs(scale) / spread)
         factor = spread * np.where(dead, 0, np.sign(scale))
         acts = self.profile.act_bits(last.name, last.bits) if last.kind == "quantize" else FLOAT
+        if acts == FLOAT and x.signed:
+            # -n sum(w) is a whole number of steps: added as such, a sum of 0 stays 0, which in a signed value that is
+            # quantized next lies in the middle of two codes.
+            bias = -factor * x.levels * total / 2
+            fits = np.array_equal(bias, np.rint(bias)) and self.sums_fit(weight, spread, x.levels, bias)
+            return Int8Fit(factor, step, bias, whole=True, after=plain) if fits else None
         if acts == FLOAT:
             return Int8Fit(factor, step, shift, whole=False)
         bias, live = np.rint(shift / step), np.flatnonzero(~dead)
         step[live], bias[live], moved = same_codes(np.abs(scale[live]), shift[live], spread, 2**acts - 1)
-        largest = np.abs(weight).sum((1, 2, 3)) * spread * x.levels + np.abs(bias)
-        usable = moved <= MOST_MOVED and np.all(largest <= LARGEST_SUM) and np.all(step > TINY)
+        usable = moved <= MOST_MOVED and self.sums_fit(weight, spread, x.levels, bias) and np.all(step > TINY)
         return Int8Fit(factor, step, bias, whole=True) if usable else None
+
+    def sums_fit(self, weight: np.ndarray, spread: int, levels: int, bias: np.ndarray) -> bool:
+        """32 bits hold every sum."""
+        largest = np.abs(weight).sum((1, 2, 3)) * spread * levels + np.abs(bias)
+        return bool(np.all(largest <= LARGEST_SUM))
 
     def is_also_quantized(self, op: Op) -> bool:
         """A float result that is also quantized as it is: ONNX Runtime would round the float bias of such a layer."""

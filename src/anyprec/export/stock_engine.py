@@ -49,7 +49,8 @@ def run_elsewhere(
     if not is_installed(engine):
         raise EngineFailed(f"{TITLES[engine]} is not installed: pip install {engine}")
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "inputs.npz", **({INPUT: x} if isinstance(x, np.ndarray) else dict(x)))
+        given: dict[str, Any] = {INPUT: x} if isinstance(x, np.ndarray) else dict(x)
+        np.savez(Path(folder) / "inputs.npz", **given)
         order = {
             "engine": engine, "folder": folder, "threads": threads, "batch": batch,
             "models": [os.path.abspath(model) for model in models],
