@@ -6,10 +6,10 @@
 
 Activations are counted in codes (step 1, zero point 0); tables are folded into weight scales and biases. A negative
 scale negates its channel's weights, since engines want positive ones. m = floor(127 / (2^k - 1)) spreads few-bit
-weights over int8: the step of the int32 bias, which is |scale| / m, becomes as small as int8 allows, and two products
-of at most 127 x 127 still fit the 16 bits of vpmaddubsw, which saturates. 2c + 1 - 256 does not fit int8: 8-bit weights
-are written as floats, and their layers run in float. So do convolutions of signed codes with padding, for 2 code - n is
-never 0. Called by export.py.
+weights over int8 (over -64 .. 64 where codes have 8 bits): the step of the int32 bias, which is |scale| / m, becomes as
+small as int8 allows, and two products still fit the 16 bits of vpmaddubsw, which saturates. 2c + 1 - 256 does not fit
+int8: 8-bit weights are written as floats, and their layers run in float. So do convolutions of signed codes with
+padding, for 2 code - n is never 0. Called by export.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from anyprec.format.shapes import Shape
 from anyprec.widths import FLOAT
 
 INT8 = 127
+INT16 = 32767
 LARGEST_SUM = 2**31 - 1
 MOST_MOVED = 1e-3  # of a layer's codes that may differ from ours; layers of few products and 5 to 7 bits can have more
 TINY = 1e-37  # steps below this leave float32's range
@@ -171,7 +172,10 @@ class QdqWriter(AnyAxesWriter):
         padded, transposed = any(op.attributes.get("pad", ())), op.attributes.get("transposed")
         if bits == 8 or transposed or (x.signed and padded) or self.is_also_quantized(last):
             return None
-        spread, total = INT8 // (2**bits - 1), weight.sum((1, 2, 3))
+        # Two products fit 16 bits. With codes of 8 bits, up to 255, weights must then stay below 65.
+        spread, total = min(INT8, INT16 // (2 * x.levels)) // (2**bits - 1), weight.sum((1, 2, 3))
+        if spread < 1:
+            return None
         plain = shift
         if x.signed:  # a = 2 code - n
             shift, scale = shift - x.levels * scale * total, 2 * scale
