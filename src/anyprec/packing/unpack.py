@@ -1,339 +1,455 @@
-"""`unpack`: a model file and an untrained network of the same kind in, the network that answers as the file does out.
+"""`unpack`: a model file and an untrained network of the same kind in, a network that answers as the file does out.
 
-The opposite of pack, as far as there is one: the float weights are gone, so each becomes the middle of its widest code.
-A file has no norms either, only tables (scale, shift) per op and width, into which pack has multiplied them. Which norm
-went into which table is asked of pack itself: the network is packed with marks in its norms, and the marks are looked
-up in the tables. FORMAT.md, section 3. Called by training/build.py, for recipes whose `init` names a model file.
+The opposite of pack, as far as there is one. A file without float weights has codes only, so each weight becomes the
+middle of its widest code. It has no norms either, only the tables (scale, shift) into which fold.py has multiplied
+them. Which norm went into which table is asked of pack itself: the network is packed with marks in its norms, and the
+marks are looked up in the tables. FORMAT.md, section 3. Called by training/run.py where `init` names a model file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from anyprec.errors import CheckpointError
-from anyprec.format.graph import Graph
+from anyprec.errors import CheckpointError, UnsupportedOperation, VerificationFailed
+from anyprec.format.file import write
+from anyprec.format.graph import Graph, Weight
 from anyprec.format.model_file import ModelFile
 from anyprec.nn.act_quantizer import ActQuantizer
+from anyprec.nn.calibrate import estimate_norms
 from anyprec.nn.layers import AnyLayer
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.quantizers import Lsq, Nested, WeightQuantizer
-from anyprec.nn.switching import any_layers, bits, switch_norms, widths_of
+from anyprec.nn.switching import any_layers, bits, widths_of
 from anyprec.packing.codes import layer_weight, to_file_order
-from anyprec.packing.packing import make_graph
+from anyprec.packing.packing import plan_packing
+from anyprec.packing.verify import VerificationPlan, VerificationReport, verify
 from anyprec.widths import FLOAT
 
-SAME = 1e-5  # relative: numbers that went through float32 tables
-LEAST_SAME_ANSWERS = 0.99  # of the images; float sums in another order move codes across a border
+SAME = 1e-5  # relative: numbers that went through the float32 of a table
+MOST = 3.0  # the largest weight that is made for `nested`: tanh is flat beyond
+EXAMPLES = 16  # images the file and the network are compared on
 
 
 @dataclass(frozen=True)
-class UnpackedWidths:
-    """What came from the file, what is new, and how the network compares with the file, width by width."""
+class UnpackReport:
+    """What the network has from the file, and how the two compare."""
 
     widths: tuple[int, ...]
-    new_widths: tuple[int, ...]
-    same_answers: dict[int, float]  # share of the images
+    new_widths: tuple[int, ...]  # those the file lacks
+    check: VerificationReport
 
 
 @torch.no_grad()
-def unpack(model: nn.Module, path: str | Path, batches: Sequence[Tensor]) -> UnpackedWidths:
-    """Fill `model`, made for the same network, with a model file. It answers as the file at every width both have.
+def unpack(model: nn.Module, path: str | Path, batches: Sequence[Tensor]) -> UnpackReport:
+    """Fill `model` with a model file, so that it answers as the file at every width that both have.
 
-    batches: training images (N, C, H, W). The statistics of the norms are measured on them.
+    model: of the zoo or converted, on the CPU, with the layers and names of the network that was packed.
+    batches: training images (N, C, H, W), on which the statistics of the norms are measured.
 
-    Widths that the file lacks, such as float, start with gamma and beta of the widest width it has, and statistics of
-    their own. Raises CheckpointError where network and file do not fit.
+    Codes at every width are those of the file. Widths that the file lacks, such as float, start with gamma and beta of
+    the widest it has, and statistics of their own. The result is compared with the file as `pack` compares its own.
+    Raises CheckpointError where network and file do not fit.
     """
     with ModelFile(path) as file:
         graph = file.graph()
     was_training = model.training
     model.eval()
     try:
-        unpacking = Unpacking(model, graph, str(path), batches[0][:4])
+        unpacking = Unpacking(model, graph, str(path), batches[0][:EXAMPLES])
         unpacking.set_weights()
         unpacking.set_tables()
-        unpacking.measure(batches)
-        same = unpacking.compare(batches)
+        check = unpacking.check()
+        unpacking.set_statistics(batches)
     finally:
         model.train(was_training)
-    return UnpackedWidths(tuple(unpacking.widths), tuple(unpacking.new_widths), same)
+    return UnpackReport(tuple(unpacking.widths), tuple(unpacking.new_widths), check)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the network: `reads` is the module that is called, `tables` what it uses at each width.
+
+    A plain batch norm, such as that of a float shortcut, is the table of every width.
+    """
+
+    name: str
+    reads: nn.Module
+    tables: dict[int, Any]
+
+    @property
+    def channels(self) -> int:
+        return int(next(iter(self.tables.values())).num_features)
+
+    @property
+    def shared(self) -> bool:
+        return self.reads in self.tables.values()
 
 
 class Unpacking:
+    """`rows` says which row of the file's tables a width has."""
+
     def __init__(self, model: nn.Module, graph: Graph, path: str, example: Tensor) -> None:
-        self.model, self.graph, self.path, self.example = model, graph, path, example
-        self.layers, self.norms = any_layers(model), switch_norms(model)
-        uniform = {int(p.name): row for row, p in enumerate(graph.profiles) if p.name.isdigit()}
-        self.rows = {k: row for k, row in uniform.items() if k != FLOAT and k in widths_of(model)}
-        self.widths = sorted(self.rows)
+        self.model, self.path, self.example = model, path, example
+        self.layers = any_layers(model)
+        keeps_float = all(w.values is not None for w in graph.weights.values())
+        rows = {int(p.name): row for row, p in enumerate(graph.profiles) if p.name.isdigit()}
+        self.rows = {k: row for k, row in sorted(rows.items()) if k in widths_of(model)}
+        if not keeps_float:
+            self.rows.pop(FLOAT, None)
+        self.widths = list(self.rows)
         self.new_widths = [k for k in widths_of(model) if k not in self.rows]
-        self._check_model()
+        self._check(graph)
+        self.graph = replace(
+            graph,
+            profiles=tuple(graph.profiles[row] for row in self.rows.values()),
+            tables={name: table[list(self.rows.values())] for name, table in graph.tables.items()},
+        )
+        self.norms = norms_of(model, self.widths)
 
-    def refuse(self, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} cannot be where this network starts: {why}")
+    def refused(self, why: str) -> CheckpointError:
+        return CheckpointError(f"a training of this network cannot start from {self.path}: {why}")
 
-    def _check_model(self) -> None:
-        if not self.widths:
-            have = ", ".join(p.name for p in self.graph.profiles)
-            raise self.refuse(f"it has {have} bit, the network {', '.join(map(str, widths_of(self.model)))}")
+    def _check(self, graph: Graph) -> None:
+        if not any(k != FLOAT for k in self.widths):
+            have, want = (", ".join(map(str, widths)) for widths in (graph.planes, widths_of(self.model)))
+            raise self.refused(f"it has codes for {have} bit, the network has the widths {want}")
+        top = graph.planes[max(graph.planes)]
+        if any(tuple(planes) != tuple(top)[: len(planes)] or planes[0] != 0 for planes in graph.planes.values()):
+            raise self.refused("its codes do not nest (quantizer dorefa); choose a file of quantizer lsq or nested")
         for name, layer in self.layers.items():
-            if not isinstance(layer.quantizer, (Nested, Lsq)):
-                kind = type(layer.quantizer).__name__
-                raise self.refuse(f"the codes of quantizer {kind} (layer {name!r}) do not nest; use lsq or nested")
-        numbers = self.graph.planes
-        top = max(numbers)
-        if any(tuple(numbers[k]) != tuple(numbers[top])[:k] for k in numbers):
-            raise self.refuse("its codes do not nest (it was trained with dorefa)")
-        acts = [m for m in self.model.modules() if isinstance(m, ActQuantizer)]
-        if any(act.clip != "fixed" for act in acts):
-            raise self.refuse("the activations of the network have ranges of their own; only fixed ones fit a file")
-        for name, norm in self.norms.items():
-            if not all(isinstance(t, nn.modules.batchnorm._BatchNorm) and t.affine for t in norm.tables.values()):
-                raise self.refuse(f"{name!r} is not a batch norm with gamma and beta")
+            if type(layer.quantizer) not in (Nested, Lsq):
+                kind = type(layer.quantizer).__name__.lower()
+                raise self.refused(f"the codes of quantizer {kind} (layer {name!r}) do not nest; use lsq or nested")
+        if any(act.clip != "fixed" for act in self.model.modules() if isinstance(act, ActQuantizer)):
+            raise self.refused("its activations have ranges, which cannot be told from a file; zoo networks have none")
+        for name, weight in graph.weights.items():
+            if weight.bits is not None:
+                raise self.refused(f"its layer {name!r} is 8 bit at every width; pack with --first-last float")
+        for name, module in self.model.named_modules():
+            for table in module.tables.values() if isinstance(module, SwitchNorm) else ():
+                if not (isinstance(table, _BatchNorm) and table.affine and table.track_running_stats):
+                    raise self.refused(f"{name!r} is no batch norm with gamma, beta and statistics")
 
     # --- Weights ---
 
     def set_weights(self) -> None:
-        """Codes to the float weights of any-layers, values to those of float layers."""
-        reference = self.packed()
-        self.check_ops(reference)
-        parameters = {name: p for name, p in self.model.named_parameters() if p.dim() > 1}
+        """Of any-layers and of float layers."""
+        own = self.packed().graph
+        self.check_ops(own)
+        parameters = [p for p in self.model.parameters() if p.dim() in (2, 3, 4)]
         for name, weight in self.graph.weights.items():
-            own = reference.weights[name]
-            if weight.bits is not None:
-                raise self.refuse(f"its layer {name!r} has 8 bits at every width (pack --first-last 8bit)")
-            if weight.is_float:
-                assert own.values is not None and weight.values is not None
-                found = [
-                    p for p in parameters.values()
-                    if p.dim() in (2, 4) and np.array_equal(to_file_order(p.float()), own.values)
-                ]  # fmt: skip
-                if len(found) != 1:
-                    raise self.refuse(f"the float weight {name!r} is not one parameter of the network")
-                (p,) = found
-                p.copy_(torch.from_numpy(weight.values).permute(0, 3, 1, 2).reshape(p.shape))
-            elif name not in self.layers:
-                raise self.refuse(f"its quantized weight {name!r} is no layer of the network")
-            else:
-                self.set_codes(name, self.layers[name], weight.codes)
+            if not weight.is_float:
+                if name not in self.layers:
+                    raise self.refused(f"its quantized weight {name!r} is not the weight of one layer")
+                self.set_codes(name, self.layers[name], weight)
+                continue
+            assert weight.values is not None and own.weights[name].values is not None
+            same = [p for p in parameters if p.numel() == weight.values.size]
+            same = [p for p in same if np.array_equal(to_file_order(p.float()), own.weights[name].values)]
+            if len(same) != 1:
+                raise self.refused(f"its float weight {name!r} is not one parameter of the network")
+            same[0].copy_(torch_order(weight.values, same[0]))
 
-    def set_codes(self, name: str, layer: AnyLayer, codes: Any) -> None:
-        top = max(codes)
-        expected = to_file_order(layer_weight(layer, layer.weight.float()))
-        assert codes[top].shape == expected.shape  # check_ops has seen to it
-        x = (torch.from_numpy(codes[top].astype(np.float64)) + 0.5) / (1 << top)  # the middle, in [0, 1]
-        x = x.permute(0, 3, 1, 2).reshape(layer.weight.shape)
-        start_weight(layer.quantizer, layer.weight, 2 * x - 1)
-        for k in codes:
-            if not np.array_equal(to_file_order(layer_weight(layer, layer.codes(k))), codes[k]):
-                raise self.refuse(f"quantizer {type(layer.quantizer).__name__} does not give the codes of {name!r}")
+    def set_codes(self, name: str, layer: AnyLayer, weight: Weight) -> None:
+        assert weight.codes is not None
+        widest = max(weight.codes)
+        if isinstance(layer, nn.modules.conv._ConvTransposeNd) or layer.weight.dim() not in (2, 3, 4):
+            raise self.refused(f"layer {name!r} is a transposed convolution, whose weight lies in another order")
+        codes = torch_order(weight.codes[widest].astype(np.float64), layer.weight)
+        v = (2 * codes + 1) / (1 << widest) - 1  # the middle of what the code stands for, in (-1, 1)
+        if FLOAT in self.rows:
+            assert weight.values is not None
+            layer.weight.copy_(torch_order(weight.values, layer.weight))
+            if isinstance(layer.quantizer, Lsq):
+                fit_range(layer, v, 1 / (1 << widest))
+        else:
+            start_weight(layer, v)
+        if layer.quantizer.learned:
+            WeightQuantizer.fit(layer.quantizer, layer.weight, [int(k) for k in layer.quantizer.scales])
+        for k in weight.codes:
+            if not np.array_equal(to_file_order(layer_weight(layer, layer.codes(k))), weight.codes[k]):
+                kind = type(layer.quantizer).__name__.lower()
+                raise self.refused(f"quantizer {kind} cannot give the {k}-bit codes of layer {name!r}; try the other")
 
     # --- Tables ---
 
-    def packed(self) -> Graph:
-        return make_graph(self.model, example=self.example, widths=self.widths)
+    def packed(self) -> VerificationPlan:
+        return plan_packing(
+            self.model, example=self.example, keep_float=False, widths=self.widths, profiles=(), labels=None,
+            image=None, accuracy=None, name=None, first_last="float",
+        )  # fmt: skip
 
-    def check_ops(self, reference: Graph) -> None:
-        """The same operations in the same order; `affine` only says that a table is there."""
-        for ours, theirs in zip(reference.ops, self.graph.ops, strict=False):
+    def check_ops(self, own: Graph) -> None:
+        """The same operations in the same order; `affine` only says that there is a table."""
+        for ours, theirs in zip(own.ops, self.graph.ops, strict=False):
             if (ours.name, ours.kind, ours.inputs) != (theirs.name, theirs.kind, theirs.inputs):
-                raise self.refuse(
+                raise self.refused(
                     f"it has {theirs.kind} {theirs.name!r} where the network has {ours.kind} {ours.name!r}"
                 )
-            for key in {*ours.attributes, *theirs.attributes} - {"affine"}:
-                if ours.attributes.get(key) != theirs.attributes.get(key):
-                    raise self.refuse(
-                        f"{theirs.name!r} has {key} {theirs.attributes.get(key)}, the network "
-                        f"{ours.attributes.get(key)}"
-                    )
-        if len(reference.ops) != len(self.graph.ops):
-            raise self.refuse(f"it has {len(self.graph.ops)} operations, the network {len(reference.ops)}")
+            for key in sorted({*ours.attributes, *theirs.attributes} - {"affine"}):
+                a, b = theirs.attributes.get(key), ours.attributes.get(key)
+                if a != b:
+                    raise self.refused(f"{key} of {theirs.name!r} is {a}, in the network {b}")
+        if len(own.ops) != len(self.graph.ops):
+            raise self.refused(f"it has {len(self.graph.ops)} operations, the network {len(own.ops)}")
         for name, weight in self.graph.weights.items():
-            if name in reference.weights and reference.weights[name].shape != weight.shape:
-                raise self.refuse(
-                    f"the weight of {name!r} is {shape_text(weight.shape)}, in the network "
-                    f"{shape_text(reference.weights[name].shape)} (out, height, width, in)"
-                )
-            if name not in reference.weights or reference.weights[name].is_float != weight.is_float:
-                raise self.refuse(f"its weight {name!r} is not one of the network's")
-
-    def table(self, graph: Graph, op: str, bits: int) -> np.ndarray:
-        """(2, C) or (1, 1): scale and shift at one width; without a table, 1 and 0."""
-        row = [p.name for p in graph.profiles].index(str(bits))
-        if op not in graph.tables:
-            return np.array([[1.0], [0.0]])
-        return graph.tables[op][row].astype(np.float64)
+            if name not in own.weights or own.weights[name].is_float != weight.is_float:
+                raise self.refused(f"its weight {name!r} is none of the network's, or float in one of them only")
+            if own.weights[name].shape != weight.shape:
+                a, b = (" x ".join(map(str, shape)) for shape in (weight.shape, own.weights[name].shape))
+                raise self.refused(f"the weight of {name!r} is {a} (out, height, width, in), in the network {b}")
 
     def set_tables(self) -> None:
-        """Solve for every norm: y = A x + B becomes the table (U A, V B + W A) of one op."""
-        marks = np.random.default_rng(0)
-        biases = {n: p for n, p in self.model.named_parameters() if n.endswith("bias") and p.dim() == 1
-                  and ".tables." not in n}  # fmt: skip
-        for p in biases.values():
-            p.zero_()
-        first = {name: marks.uniform(1, 2, channels(norm)) for name, norm in self.norms.items()}  # A
-        second = {name: marks.uniform(1, 2, channels(norm)) for name, norm in self.norms.items()}  # B
-        third = {name: marks.uniform(1, 2, len(p)) for name, p in biases.items()}
-        for name, norm in self.norms.items():
-            for k in self.widths:
-                set_affine(norm.tables[str(k)], first[name], 0 * first[name])
-        plain = self.packed()
-        self.check_ops(plain)
-        for name, norm in self.norms.items():
-            for k in self.widths:
-                set_affine(norm.tables[str(k)], first[name], second[name])
-        shifted = self.packed()
-        self.check_ops(shifted)
-        for name, norm in self.norms.items():
-            for k in self.widths:
-                set_affine(norm.tables[str(k)], first[name], 0 * first[name])
-        for name, p in biases.items():
-            p.copy_(torch.from_numpy(third[name]))
-        biased = self.packed()
-        for p in biases.values():
-            p.zero_()
+        """Norms, biases and scales such that packing the network gives the tables of the file.
 
-        with_norm: dict[str, str] = {}  # norm -> op
-        done: set[str] = set()
-        for op in [op.name for op in plain.ops]:
-            moves = {k: self.table(shifted, op, k)[1] - self.table(plain, op, k)[1] for k in self.widths}
-            if not any(np.abs(m).max() > SAME for m in moves.values()):
+        A norm A x + B becomes the table (U A, V B + W A) of one op. U, V and W, which contain the codes' steps, follow
+        from packing known A and B; they differ from width to width. Then the file's table gives A and B.
+        """
+        dice = np.random.default_rng(0)
+        biases = plain_biases(self.model)
+        gains = {norm.name: dice.uniform(1, 2, norm.channels) for norm in self.norms}
+        shifts = {norm.name: dice.uniform(1, 2, norm.channels) for norm in self.norms}
+        moved = {name: dice.uniform(1, 2, len(bias)) for name, bias in biases.items()}
+        zeros = {name: np.zeros_like(mark) for name, mark in moved.items()}
+
+        plain = self.packed_with(gains, {n: np.zeros_like(s) for n, s in shifts.items()}, biases, zeros)
+        shifted = self.packed_with(gains, shifts, biases, zeros)
+        biased = self.packed_with(gains, {n: np.zeros_like(s) for n, s in shifts.items()}, biases, moved)
+        for bias in biases.values():
+            bias.zero_()
+        tables = Tables(self.graph, plain)
+        of_norms = self.places(tables, shifted, shifts, "norm")
+        for norm in self.norms:
+            if norm.name not in of_norms:
+                raise self.refused(f"none of its tables has the norm {norm.name!r} in it and no other")
+            self.set_norm(norm, tables, of_norms[norm.name], shifted, gains[norm.name], shifts[norm.name])
+        # A bias before a norm stays 0: the norm's own shift has it already.
+        of_biases = self.places(tables, biased, moved, "bias", leave=set(of_norms.values()))
+        for name, op in of_biases.items():
+            by_width = [tables.theirs(op, k)[1] * moved[name] / tables.moved(biased, op, k) for k in self.widths]
+            if not all(np.allclose(one, by_width[-1], rtol=10 * SAME, atol=10 * SAME) for one in by_width):
+                raise self.refused(f"the bias in the table of {op!r} differs from width to width")
+            biases[name].copy_(torch.from_numpy(by_width[-1]))
+        self.set_scales(tables, leave=set(of_norms.values()))
+
+    def packed_with(
+        self,
+        gains: Mapping[str, np.ndarray],
+        shifts: Mapping[str, np.ndarray],
+        biases: Mapping[str, Tensor],
+        values: Mapping[str, np.ndarray],
+    ) -> Graph:
+        for norm in self.norms:
+            for table in norm.tables.values():
+                set_affine(table, gains[norm.name], shifts[norm.name])
+        for name, bias in biases.items():
+            bias.copy_(torch.from_numpy(values[name]))
+        graph = self.packed().graph
+        self.check_ops(graph)
+        return graph
+
+    def places(
+        self, tables: Tables, other: Graph, marks: Mapping[str, np.ndarray], what: str, leave: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Whose marks are in which op's table: those that moved it are a multiple of one mark, at every width."""
+        found: dict[str, str] = {}
+        for op in tables.affine:
+            moves = [tables.moved(other, op, k) for k in self.widths]
+            if op in leave or not any(np.abs(move).max() > 0 for move in moves):
                 continue
-            found = [n for n, mark in second.items() if all(is_multiple(m, mark) for m in moves.values())]
-            if len(found) != 1 or found[0] in with_norm:
-                raise self.refuse(f"no single norm makes the table of {op!r}")
-            name = found[0]
-            with_norm[name] = op
-            done.add(op)
-            for k in self.widths:
-                ours, theirs = self.table(plain, op, k), self.table(self.graph, op, k)
-                v = moves[k] / second[name]
-                a = theirs[0] / (ours[0] / first[name])
-                b = (theirs[1] - ours[1] / first[name] * a) / v
-                set_affine(self.norms[name].tables[str(k)], a, b)
-        missing = [name for name in self.norms if name not in with_norm]
-        if missing:
-            raise self.refuse(f"no table of it belongs to norm {missing[0]!r} alone")
-        self.set_biases(plain, biased, biases, third, done)
-        self.set_scales(plain, done)
+            fit = [name for name, mark in marks.items() if all(is_multiple(move, mark) for move in moves)]
+            if len(fit) != 1 or fit[0] in found:
+                raise self.refused(f"the table of {op!r} is not made by one {what}, or not by it only")
+            found[fit[0]] = op
+        return found
 
-    def set_biases(
-        self, plain: Graph, biased: Graph, biases: dict[str, Any], marks: dict[str, np.ndarray], done: set[str]
+    def set_norm(
+        self, norm: Norm, tables: Tables, op: str, shifted: Graph, gain: np.ndarray, shift: np.ndarray
     ) -> None:
-        """A bias before a norm stays 0: the norm's own shift has it already."""
-        for op in [op.name for op in plain.ops if op.name not in done]:
-            moves = {k: self.table(biased, op, k)[1] - self.table(plain, op, k)[1] for k in self.widths}
-            if not any(np.abs(m).max() > SAME for m in moves.values()):
-                continue
-            found = [n for n, mark in marks.items() if all(is_multiple(m, mark) for m in moves.values())]
-            if len(found) != 1:
-                raise self.refuse(f"no single bias makes the table of {op!r}")
-            values = [self.table(self.graph, op, k)[1] * marks[found[0]] / moves[k] for k in self.widths]
-            if not all(np.allclose(v, values[-1], rtol=SAME, atol=SAME) for v in values):
-                raise self.refuse(f"the bias of {op!r} differs from width to width")
-            biases[found[0]].copy_(torch.from_numpy(values[-1]))
+        solved: list[np.ndarray] = []
+        for k, table in norm.tables.items():
+            ours, theirs = tables.ours(op, k), tables.theirs(op, k)
+            a = gain * theirs[0] / ours[0]
+            b = (theirs[1] - ours[1] / gain * a) * shift / tables.moved(shifted, op, k)
+            solved.append(np.stack([a, b]))
+            set_affine(table, a, b)
+        if norm.shared and not all(np.allclose(one, solved[-1], rtol=1e-3, atol=10 * SAME) for one in solved):
+            raise self.refused(f"norm {norm.name!r} is one for all widths, but differs in the table of {op!r}")
 
-    def set_scales(self, plain: Graph, done: set[str]) -> None:
-        """A layer without a norm behind it: the scales of its widths, from the table."""
-        by_weight = {op.attributes.get("weight"): op.name for op in plain.ops if "weight" in op.attributes}
+    def set_scales(self, tables: Tables, leave: Iterable[str]) -> None:
+        """A layer without a norm of its own, such as the last one before a sum: its scales are in the table."""
+        ops = {op.attributes["weight"]: op.name for op in self.graph.ops if "weight" in op.attributes}
         for name, layer in self.layers.items():
-            op = by_weight.get(name)
-            if op is None or op in done:
+            op = ops[name]
+            if op in leave:
                 continue
-            for k in self.widths:
-                ratio = self.table(self.graph, op, k)[0] / self.table(plain, op, k)[0]
-                if not np.allclose(ratio, ratio.flat[0], rtol=SAME):
-                    raise self.refuse(f"layer {name!r} has a scale per channel there, one per layer here")
-                factor = float(ratio.flat[0])
-                if k == self.widths[-1]:  # the float weight and its range go along
-                    layer.weight.mul_(factor)
-                    if isinstance(layer.quantizer, Lsq):
-                        layer.quantizer.range.mul_(factor)
+            for k in (k for k in self.widths if k != FLOAT):
+                factor = tables.theirs(op, k)[0] / tables.ours(op, k)[0]
+                if not np.allclose(factor, factor.flat[0], rtol=10 * SAME):
+                    raise self.refused(f"layer {name!r} has a scale for each channel there, and one for all here")
                 if layer.quantizer.learned:
-                    layer.quantizer.scales[str(k)].mul_(factor)
-                elif abs(factor - 1) > SAME:
-                    raise self.refuse(f"the scale of layer {name!r} is not the mean of its weights")
+                    layer.quantizer.scales[str(k)].mul_(float(factor.flat[0]))
+                elif abs(factor.flat[0] - 1) > 10 * SAME:
+                    raise self.refused(f"the scale of layer {name!r} is not the mean of its weights; set scale=learned")
+            if FLOAT not in self.rows and layer.quantizer.learned:  # the float weight is worth what the widest code is
+                widest = self.widths[-1]
+                set_size(layer, layer.quantizer.values(layer.codes(widest), widest), self.scale(layer, widest))
+
+    def scale(self, layer: AnyLayer, k: int) -> float:
+        return float(layer.quantizer.scale(layer.weight, k))
 
     # --- Statistics ---
 
-    def measure(self, batches: Sequence[Tensor]) -> None:
-        """Means and variances of what the norms read, width by width; gamma and beta such that A and B stay."""
-        for k in self.widths:
-            seen = measured_inputs(self.model, self.norms, k, batches)
-            for name, (mean, variance) in seen.items():
-                table: Any = self.norms[name].tables[str(k)]
-                a = table.weight.double() / (table.running_var.double() + table.eps).sqrt()
-                b = table.bias.double() - a * table.running_mean.double()
-                set_statistics(table, a, b, mean, variance)
-        widest = str(self.widths[-1])
-        for k in self.new_widths:
-            for norm in self.norms.values():
-                norm.tables[str(k)].load_state_dict(norm.tables[widest].state_dict())
-            for layer in self.layers.values():
+    def set_statistics(self, batches: Sequence[Tensor]) -> None:
+        """Means and variances of what norms read; gamma and beta change with them, so that a x + b stays as it is."""
+        seen = {k: measured_inputs(self.model, self.norms, k, batches) for k in self.widths}
+        for norm in self.norms:
+            for k, table in norm.tables.items():
+                widths = self.widths if norm.shared else [k]  # in training, it sees the mixture of all widths
+                mean = torch.stack([seen[w][norm.name][0] for w in widths]).mean(0)
+                square = torch.stack([seen[w][norm.name][1] for w in widths]).mean(0)
+                set_moments(table, mean, (square - mean.square()).clamp_min(0))
+        widest = self.widths[-1]
+        for norm in (norm for norm in self.norms if not norm.shared):
+            for k in self.new_widths:
+                assert isinstance(norm.reads, SwitchNorm)
+                norm.reads.tables[str(k)].load_state_dict(norm.tables[widest].state_dict())
+        for layer in self.layers.values():
+            for k in self.new_widths:
                 if layer.quantizer.learned and k != FLOAT:
                     WeightQuantizer.fit(layer.quantizer, layer.weight, [k])
         if self.new_widths:
-            from anyprec.nn.calibrate import estimate_norms
-
             estimate_norms(self.model, self.new_widths, list(batches))
 
     # --- Check ---
 
-    def compare(self, batches: Sequence[Tensor]) -> dict[int, float]:
-        """Share of the images on which network and file have the same largest output, at every width."""
-        from anyprec.run.model import load
+    def check(self) -> VerificationReport:
+        """The check of `pack`: network and file, layer by layer at every width."""
+        plan = replace(self.packed(), graph=self.graph)
+        with tempfile.TemporaryDirectory(prefix="anyprec-unpack-") as folder:
+            path = Path(folder) / "model.apm"
+            write(self.graph, path)
+            try:
+                return verify(self.model, path, plan)
+            except (VerificationFailed, UnsupportedOperation) as error:
+                what = str(error).partition("; no file was written")[0]
+                raise self.refused(f"the network would answer otherwise ({what})") from error
 
-        file, images = load(self.path), torch.cat([b[:64] for b in batches[:4]])
-        same: dict[int, float] = {}
-        for k in self.widths:
-            with bits(self.model, k):
-                ours = self.model(images).argmax(1).cpu().numpy()
-            theirs = np.argmax(file(images.cpu().contiguous().numpy(), bits=k), axis=1)
-            same[k] = float((ours == theirs).mean())
-            if same[k] < LEAST_SAME_ANSWERS:
-                raise self.refuse(f"at {k} bit only {100 * same[k]:.1f} % of the answers are the same")
-        return same
+
+class Tables:
+    """Tables (2, C) of scale and shift, of the file and of the network with A and B known, by op and width."""
+
+    def __init__(self, theirs: Graph, plain: Graph) -> None:
+        self.file, self.plain = theirs, plain
+        self.rows = {int(profile.name): row for row, profile in enumerate(theirs.profiles)}
+        kinds = {"conv", "linear", "affine", "quantize"}  # a clip's table has bounds, a dequantize's no channels
+        self.affine = [op.name for op in theirs.ops if op.kind in kinds]
+
+    def theirs(self, op: str, bits: int) -> np.ndarray:
+        return self.of(self.file, op, bits)
+
+    def ours(self, op: str, bits: int) -> np.ndarray:
+        return self.of(self.plain, op, bits)
+
+    def moved(self, other: Graph, op: str, bits: int) -> np.ndarray:
+        """How far the shift is from that of the network with A and B known."""
+        moved: np.ndarray = self.of(other, op, bits)[1] - self.ours(op, bits)[1]
+        return moved
+
+    def of(self, graph: Graph, op: str, bits: int) -> np.ndarray:
+        if op not in graph.tables:
+            return np.array([[1.0], [0.0]])
+        return graph.tables[op][self.rows[bits]].astype(np.float64)
 
 
 # --- Numbers ---
 
 
-def start_weight(quantizer: WeightQuantizer, weight: Tensor, v: Tensor) -> None:
-    """Weights whose codes are those of v in (-1, 1), with the variance of He's start, 2 / fan_in."""
-    rms = math.sqrt(2 / weight[0].numel()) / float(v.square().mean().sqrt())
-    if isinstance(quantizer, Lsq):
-        quantizer.range.fill_(rms)
-        weight.copy_(v * rms)
-    else:  # the largest |tanh(w)| is always at the end of the codes
-        top = float(v.abs().max())
-        weight.copy_(torch.atanh(v / top * math.tanh(min(2.0, 1.0 * rms * top))))
-    if quantizer.learned:
-        WeightQuantizer.fit(quantizer, weight, [int(k) for k in quantizer.scales])
+def torch_order(values: np.ndarray, like: Tensor) -> Tensor:
+    """(out, kh, kw, in) as torch has it."""
+    return torch.from_numpy(np.ascontiguousarray(values)).permute(0, 3, 1, 2).reshape(like.shape)
 
 
-def channels(norm: SwitchNorm) -> int:
-    table: Any = next(iter(norm.tables.values()))
-    return int(table.num_features)
+def start_weight(layer: AnyLayer, v: Tensor) -> None:
+    """A weight whose codes are those of v in (-1, 1), of the root mean square of He's start, sqrt(2 / fan_in).
+
+    A norm behind takes any factor out, but the step of an optimizer does not grow with the weight: at this size,
+    learning rates for a training from scratch are right.
+    """
+    set_size(layer, v, math.sqrt(2 / v[0].numel()) / max(float(v.square().mean().sqrt()), 1e-3))
+
+
+def set_size(layer: AnyLayer, v: Tensor, size: float) -> None:
+    """The weight with the codes of v that is about size * v."""
+    if isinstance(layer.quantizer, Lsq):
+        layer.quantizer.range.fill_(size)
+        layer.weight.copy_(size * v)
+        return
+    # Nested: x is tanh(w) over its largest, so some code is the first or the last, and w is bent.
+    unit = v.double() / v.abs().max()
+    top = size
+    for _ in range(8):
+        w = torch.atanh(unit * math.tanh(min(top, MOST)))
+        top *= size / max(float((w * v).sum() / (v * v).sum()), 1e-12)
+    layer.weight.copy_(torch.atanh(unit * math.tanh(min(top, MOST))))
+
+
+def fit_range(layer: AnyLayer, v: Tensor, half: float) -> None:
+    """The range at which a float weight has the codes of v, whose cells reach from v - half to v + half."""
+    assert isinstance(layer.quantizer, Lsq)
+    w, inner, outer = layer.weight.double().abs(), v.abs() - half, v.abs() + half
+    below = (w / outer)[outer < 1]  # r is at least this, unless the code is the last, which clips
+    above = (w / inner.clamp_min(1e-12))[inner > 0]  # ... and at most this
+    low = float(below.max()) if below.numel() else 0.0
+    high = float(above.min()) if above.numel() else max(2 * low, 1e-6)
+    layer.quantizer.range.fill_((low + high) / 2 if low else high)
+
+
+def norms_of(model: nn.Module, widths: Sequence[int]) -> list[Norm]:
+    """Switched norms, and batch norms that are the same at every width."""
+    found: list[Norm] = []
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchNorm):
+            inside.update(module.tables.values())
+            found.append(Norm(name, module, {k: module.tables[str(k)] for k in widths}))
+        elif isinstance(module, _BatchNorm) and module not in inside:
+            found.append(Norm(name, module, dict.fromkeys(widths, module)))
+    return found
+
+
+def plain_biases(model: nn.Module) -> dict[str, Tensor]:
+    """Those of layers: not of norms."""
+    norms = {id(p) for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters()}
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if name.rpartition(".")[2] == "bias" and p.dim() == 1 and id(p) not in norms
+    }
 
 
 def set_affine(table: Any, a: np.ndarray, b: np.ndarray) -> None:
-    """In evaluation the norm is a x + b."""
+    """Let a norm be a x + b in evaluation."""
     table.running_mean.zero_()
     table.running_var.fill_(1.0)
     table.weight.copy_(torch.from_numpy(a * math.sqrt(1 + table.eps)))
-    table.bias.copy_(torch.from_numpy(np.broadcast_to(b, a.shape).copy()))
+    table.bias.copy_(torch.from_numpy(b))
 
 
-def set_statistics(table: Any, a: Tensor, b: Tensor, mean: Tensor, variance: Tensor) -> None:
-    """The same a x + b, with these statistics."""
+def set_moments(table: Any, mean: Tensor, variance: Tensor) -> None:
+    """Other statistics, and gamma and beta such that the norm stays the same in evaluation."""
+    a = table.weight.double() / (table.running_var.double() + table.eps).sqrt()
+    b = table.bias.double() - a * table.running_mean.double()
     table.running_mean.copy_(mean)
     table.running_var.copy_(variance)
     table.weight.copy_(a * (variance + table.eps).sqrt())
@@ -344,27 +460,26 @@ def is_multiple(numbers: np.ndarray, mark: np.ndarray) -> bool:
     if numbers.shape != mark.shape:
         return False
     ratio = numbers / mark
-    return bool(np.allclose(ratio, ratio[0], rtol=100 * SAME) and abs(ratio[0]) > 0)
+    return bool(ratio[0] != 0 and np.allclose(ratio, ratio[0], rtol=10 * SAME, atol=0))
 
 
 def measured_inputs(
-    model: nn.Module, norms: dict[str, SwitchNorm], k: int, batches: Iterable[Tensor]
+    model: nn.Module, norms: Sequence[Norm], k: int, batches: Iterable[Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and variance (unbiased, as torch keeps it) of each channel of what every norm reads at k bits."""
-    sums: dict[str, list[Any]] = {name: [0, 0.0, 0.0] for name in norms}
+    """Mean and mean square of each channel that a norm reads at k bits."""
+    sums: dict[str, list[Any]] = {norm.name: [0, 0.0, 0.0] for norm in norms}
 
-    def watch(name: str) -> Any:
+    def watch(total: list[Any]) -> Any:
         def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             x = given[0].double()
             axes = [0, *range(2, x.dim())]
-            total = sums[name]
             total[0] += x.numel() // x.shape[1]
             total[1] = total[1] + x.sum(axes)
             total[2] = total[2] + x.square().sum(axes)
 
         return hook
 
-    hooks = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
+    hooks = [norm.reads.register_forward_pre_hook(watch(sums[norm.name])) for norm in norms]
     try:
         with bits(model, k):
             for images in batches:
@@ -372,12 +487,4 @@ def measured_inputs(
     finally:
         for hook in hooks:
             hook.remove()
-    found = {}
-    for name, (count, total, squares) in sums.items():
-        mean = total / count
-        found[name] = mean, ((squares / count - mean.square()) * count / max(count - 1, 1)).clamp_min(0)
-    return found
-
-
-def shape_text(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))
+    return {name: (total / count, squares / count) for name, (count, total, squares) in sums.items()}

@@ -110,11 +110,11 @@ class TrainingRun:
         torch.manual_seed(recipe.seed)
         if model is None:
             model, self.new_widths = build_network(recipe, self.train_data)
+            if saved is None:
+                self._unpack(model)
         self.model = model.to(processes.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if saved is None:
-            self._unpack()
         self._fit_stem()
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
@@ -259,13 +259,13 @@ class TrainingRun:
         part = "body" if shares_stem(self.model) else "forward"
         setattr(self.model, part, torch.compile(getattr(self.model, part), dynamic=False))
 
-    def _unpack(self) -> None:
-        """With `init` a model file: the network is made to answer as it does."""
+    def _unpack(self, model: nn.Module) -> None:
+        """Where `init` names a model file, the network starts with its answers."""
         path = model_file_of(self.recipe.init) if self.recipe.init else None
         if path is not None:
             from anyprec.packing.unpack import unpack
 
-            unpack(self.model, path, self._images(NORM_BATCHES))
+            unpack(model, path, [images.cpu() for images in self._images(NORM_BATCHES)])
 
     def _fit_stem(self) -> None:
         """A stem that whitens is made from training images; with `init`, it came with the other weights."""
