@@ -1,5 +1,6 @@
 """The network a recipe names: built from the zoo for its data set, and filled from the checkpoint `init` names.
 
+A model file that `init` names needs training images as well: run.py fills the network from it (packing/unpack.py).
 Called by run.py.
 """
 
