@@ -4,7 +4,7 @@ A plain torch network goes through `convert` and joint training. Weights and inp
 width's bits; products of attention stay float. Then it is packed, and the engine's answers are counted. Two to three
 minutes on one core; writes bench/results/vit_digits.csv.
 
-    python bench/vit_digits.py [--epochs 60] [--seeds 0,1] [--json]
+    python bench/vit_digits.py [--epochs 60] [--seeds 0,1] [--keep FOLDER] [--json]
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep the model files there: vit-SEED.apm")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,8 +105,9 @@ def main() -> None:
     for seed in map(int, args.seeds.split(",")):
         model = train(seed, args.epochs, x, y)
         with tempfile.TemporaryDirectory() as folder:
-            anyprec.pack(model, Path(folder) / "vit.apm", example=x[:8])
-            packed = anyprec.load(Path(folder) / "vit.apm")
+            path = (args.keep or Path(folder)) / f"vit-{seed}.apm"
+            anyprec.pack(model, path, example=x[:8], keep_float=True)
+            packed = anyprec.load(path)
             for bits in WIDTHS:
                 with torch.no_grad(), anyprec.bits(model, bits):
                     in_torch = model(test_x)
