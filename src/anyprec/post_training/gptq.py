@@ -34,6 +34,7 @@ CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range
 SEARCHED_UP_TO = 6  # bits; above, ranges differ by less than noise
 SEARCH_VALUES = 2_000_000  # of a layer's input, or output, that ranges are tried on
 POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
+FEW_POSITIONS = 0.1  # damping, times weights of an output per position: few positions are fitted, and others suffer
 LEAST = 1e-12
 
 
@@ -46,8 +47,8 @@ class GptqSettings:
     sweeps: int = 2  # over the columns of a weight, after the first pass
     shrink: float = 1.0  # outputs: 0 gives them float's variance, 1 the least squared error
     search_ranges: bool = True
-    equalize: bool = True  # a range for each input channel of a depth-wise convolution
-    migrate: float = 0.5  # of other layers: the share of a channel's range that goes over to the weights; 0: none
+    equalize: bool = False  # a range for each input channel of a depth-wise convolution
+    migrate: float = 0.0  # of other layers: the share of a channel's range that goes over to the weights; 0: none
     tune_steps: int = 100  # of each width that needs it; 0: closed forms only
     tune_rate: float = 1.0
 
@@ -65,8 +66,7 @@ class GptqVisitor(LockstepVisitor):
         self.widths, self.settings, self.bar = tuple(widths), settings, bar
 
     def layer(self, name: str, layer: AnyLayer, given: list[Tensor]) -> None:
-        if self.settings.equalize:
-            equalize_channels(layer, given[0], self.settings.migrate)
+        equalize_channels(layer, given[0], self.settings)
         fit_input_ranges(layer, given, self.widths, self.settings.search_ranges)
         # Not transposed ones, whose columns are another matter.
         if isinstance(layer, (AnyConv1d, AnyConv2d, AnyLinear)) and has_plain_weight(layer):
@@ -129,7 +129,7 @@ def affine_fit(made: Tensor, wanted: Tensor, axis: int, shrink: float) -> tuple[
 # --- Inputs ---
 
 
-def equalize_channels(layer: AnyLayer, plain: Tensor, migrate: float) -> None:
+def equalize_channels(layer: AnyLayer, plain: Tensor, settings: GptqSettings) -> None:
     """Divisors for the channels of a layer's input, so that they fill one range better; its weights take them up.
 
     Cross-layer equalization (Nagel et al., ICCV 2019, arXiv:1906.04721) without another layer, whatever activation
@@ -137,13 +137,16 @@ def equalize_channels(layer: AnyLayer, plain: Tensor, migrate: float) -> None:
     nothing is lost: all channels fill the range. Other layers choose between their inputs and the columns of their
     weights: d = (largest |x|)^migrate / (largest |w|)^(1 - migrate), as SmoothQuant (Xiao et al., ICML 2023,
     arXiv:2211.10438).
+
+    Off by default: a channel's range is then known only from the images that were seen, and on others it is cut off.
     """
     if not isinstance(layer.act, InputQuantizer) or not isinstance(layer, (AnyConv1d, AnyConv2d, AnyLinear)):
         return
     groups = 1 if isinstance(layer, AnyLinear) else layer.groups
     axis = plain.dim() - 1 if isinstance(layer, AnyLinear) else 1
     inputs = relative(plain.movedim(axis, 0).flatten(1).abs().amax(1))  # (C,)
-    if 1 < groups == len(inputs):
+    migrate = settings.migrate
+    if 1 < groups == len(inputs) and settings.equalize:
         divisors = inputs
     elif groups == 1 and migrate and has_plain_weight(layer):
         columns = relative(layer.weight.detach().transpose(0, 1).flatten(1).abs().amax(1))
@@ -216,11 +219,12 @@ def fit_codes(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], setti
     plain = input_columns(layer, given[0], at)
     weight = layer.weight.detach().reshape(groups, -1, depth)  # (G, o, c)
     divided = column_divisors(layer, groups, depth)
+    damping = settings.damping + FEW_POSITIONS * depth / len(at)
     moments, wanted = [], []
     for bits, share in zip(widths, given[1:], strict=True):
         own = input_columns(layer, share if layer.act is None else layer.act(share, bits), at)
         of_own, cross = ((x @ own.transpose(1, 2) / len(at)).double() for x in (own, plain))  # (G, c, c)
-        damp = settings.damping * of_own.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(LEAST)
+        damp = damping * of_own.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(LEAST)
         diagonal = damp[:, None, None] * torch.eye(depth, dtype=torch.float64, device=weight.device)
         right = (cross + diagonal * divided).transpose(1, 2) @ weight.double().transpose(1, 2)
         wanted.append(torch.linalg.solve(of_own + diagonal, right).transpose(1, 2))
