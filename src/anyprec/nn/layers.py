@@ -218,6 +218,10 @@ class AnyActivation(nn.Module):
         return x.clamp(0, 1)
 
 
+class ProductOperand(AnyActivation):
+    """One operand of a product of two values (products.py), at the bits of the any-layer defined before it."""
+
+
 ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {
     nn.Conv1d: AnyConv1d,
     nn.Conv2d: AnyConv2d,
