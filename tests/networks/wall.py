@@ -186,15 +186,15 @@ def main() -> None:
 
 
 def run_all(chosen: list[Network], args: argparse.Namespace) -> None:
-    rows = {row["network"]: row for row in read_rows()}
     end = time.monotonic() + args.budget
     torch.set_num_threads(1)
     for network in chosen:
         if time.monotonic() > end:
             break
         preload(network)
-        row = rows[str(network)] = run_apart(network, args.limit, args.memory, not args.no_oracle)
+        row = run_apart(network, args.limit, args.memory, not args.no_oracle)
         print(f"{row['state']:8} {row['network']:50} {row.get('why', '')}", flush=True)
+        rows = {known["network"]: known for known in read_rows()} | {row["network"]: row}  # another run may add rows
         with RESULTS.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
