@@ -36,7 +36,12 @@ def serve(commands: TextIO, answers: TextIO) -> None:
     order = json.loads(commands.readline())
     if "prepare" in order:
         prepare(
-            order["prepare"], order["model"], order["folder"], tuple(order["size"]), order["onnx"], order["vocabulary"]
+            order["prepare"],
+            order["model"],
+            order["folder"],
+            tuple(order["size"]),
+            order["onnx"],
+            order.get("vocabulary"),
         )
         print(json.dumps({"ready": True}), file=answers)
         return
@@ -66,7 +71,7 @@ def turn(run: Runner, runs: int) -> list[float]:
 
 
 def open_contestant(order: dict[str, Any]) -> Runner:
-    x = random_input(order["batch"], order["channels"], tuple(order["size"]), order["vocabulary"])
+    x = random_input(order["batch"], order["channels"], tuple(order["size"]), order.get("vocabulary"))
     if order["engine"] != "anyprec":
         return open_rival(order["engine"], order["variant"], order["folder"], x, order["threads"])
     from anyprec.run.model import load
