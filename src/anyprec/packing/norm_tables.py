@@ -79,7 +79,8 @@ class Tables:
     def of(self, graph: Graph, op: str, bits: int) -> np.ndarray:
         if op not in graph.tables:
             return np.array([[1.0], [0.0]])
-        return graph.tables[op][self.rows[bits]].astype(np.float64)
+        table: np.ndarray = graph.tables[op][self.rows[bits]]
+        return table.astype(np.float64)
 
 
 def set_affine(table: Any, a: np.ndarray, b: np.ndarray) -> None:

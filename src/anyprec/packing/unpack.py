@@ -141,9 +141,9 @@ class Unpacking:
                     raise self.refused(f"its quantized weight {name!r} is not the weight of one layer")
                 self.set_codes(name, self.layers[name], weight)
                 continue
-            assert weight.values is not None and own.weights[name].values is not None
-            same = [p for p in parameters if p.numel() == weight.values.size]
-            same = [p for p in same if np.array_equal(to_file_order(p.float()), own.weights[name].values)]
+            now = own.weights[name].values
+            assert weight.values is not None and now is not None
+            same = [p for p in parameters if p.numel() == now.size and np.array_equal(to_file_order(p.float()), now)]
             if len(same) != 1:
                 raise self.refused(f"its float weight {name!r} is not one parameter of the network")
             same[0].copy_(torch_order(weight.values, same[0]))
