@@ -2,8 +2,8 @@
 
 A plain torch network goes through `convert` and joint training. Weights and inputs of every linear layer have the
 width's bits; which products of attention have quantized operands is `--attention`, as in `convert`. Then it is packed,
-and the engine's answers are counted. Some minutes a seed and choice on one core; rows of the same seed and choice are
-replaced in bench/results/vit_digits.csv. `--keep` keeps the model files, for timing.
+and the engine's answers are counted. Some minutes a seed and choice on one core; rows of the same run
+are replaced in bench/results/vit_digits.csv. `--keep` keeps the model files, for timing.
 
     python bench/vit_digits.py [--epochs 60] [--seeds 0,1,2] [--attention float,scores,integer] [--keep FOLDER] [--json]
 """
@@ -28,7 +28,7 @@ from anyprec.data import batches, load_data
 from anyprec.progress import Progress
 
 WIDTHS = (1, 2, 4, 8, 32)
-COLUMNS = ["attention", "seed", "bits", "torch", "engine", "same top-1"]
+COLUMNS = ["attention", "epochs", "seed", "bits", "torch", "engine", "same top-1"]
 RESULTS = Path(__file__).resolve().parent / "results" / "vit_digits.csv"
 
 
@@ -114,12 +114,16 @@ def measure(model: nn.Module, path: Path, x: Tensor, test_x: Tensor, test_y: Ten
 
 def add_to_results(rows: list[dict[str, Any]]) -> None:
     """In the place of earlier rows of the same runs."""
-    runs = {(str(row["attention"]), str(row["seed"])) for row in rows}
+    runs = {(str(row["attention"]), str(row["epochs"]), str(row["seed"])) for row in rows}
     kept: list[dict[str, Any]] = []
     if RESULTS.exists():
         with RESULTS.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if (row.get("attention"), row["seed"]) not in runs]
-    everything = sorted([*kept, *rows], key=lambda row: (str(row["attention"]), int(row["seed"]), int(row["bits"])))
+            kept = [row for row in csv.DictReader(file) if (row["attention"], row["epochs"], row["seed"]) not in runs]
+
+    def order(row: dict[str, Any]) -> tuple[str, int, int, int]:
+        return str(row["attention"]), int(row["epochs"]), int(row["seed"]), int(row["bits"])
+
+    everything = sorted([*kept, *rows], key=order)
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -143,7 +147,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 path = (args.keep or Path(folder)) / f"vit-{attention}-{seed}.apm"
                 found = measure(model, path, x, test_x, test_y)
-            rows += [{"attention": attention, "seed": seed, **row} for row in found]
+            rows += [{"attention": attention, "epochs": args.epochs, "seed": seed, **row} for row in found]
             print(*rows[-len(found) :], sep="\n", file=sys.stderr)
     add_to_results(rows)
     if args.json:
