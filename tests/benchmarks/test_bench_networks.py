@@ -26,7 +26,7 @@ def test_shares_of_scalar_steps(tmp_path):
     out = chain.op("softmax", chain.op("transpose", "input", order=(2, 0, 1)))  # in double precision: scalar
     graph, inputs = chain.finish(out)
     write(graph, tmp_path / "net.apm")
-    share = bench_networks.step_shares(tmp_path / "net.apm", inputs[0].transpose(0, 3, 1, 2), 8, 2)
+    share = bench_networks.step_shares(tmp_path / "net.apm", inputs["input"].transpose(0, 3, 1, 2), 8, 2)
     assert 0 < share.scalar <= 1 and "softmax (scalar)" in share.most
     result = BenchResult("net", (40, 30), {}, [])
     (line,) = bench_networks.check_scalar({"net": (result, {"8": bench_networks.StepShares(0.2, "softmax")})})

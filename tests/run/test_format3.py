@@ -136,7 +136,9 @@ def test_steps_tell_scalar_loops(tmp_path):
     graph, inputs = chain.finish(*names.values())
     write(graph, tmp_path / "net.apm")
     for isa in usable_isas():
-        steps = {s.op: s.scalar for s in load(tmp_path / "net.apm", layout="NHWC", isa=isa).steps(inputs[0], repeat=1)}
+        steps = {
+            s.op: s.scalar for s in load(tmp_path / "net.apm", layout="NHWC", isa=isa).steps(inputs["input"], repeat=1)
+        }
         found = {title for title, name in names.items() if steps[name]}
         assert found == (set(names) if isa == "scalar" else {"picked", "double"})
 
