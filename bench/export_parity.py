@@ -3,7 +3,8 @@
     python bench/export_parity.py cifar10-vgg --dataset cifar10 --data DIR [--bits 1,2,4,8]
 
 Exports every width (`anyprec export`), runs all test images through each ONNX model in both engines, each in a process
-of its own, and compares with `anyprec run`'s engine. Writes bench/results/export_parity.csv.
+of its own, and compares with `anyprec run`'s engine. Writes bench/results/export_parity.csv, model by model: rows of
+others stay.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--splits", default="test", help="test, or train,test where the test set is small")
     parser.add_argument("--data", default=os.environ.get("ANYPREC_DATA"))
     parser.add_argument("--bits", help="such as 1,2,4,8 (default: all)")
     parser.add_argument("--images", type=int, help="the first so many (default: all)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
-    loaded = list(batches(load_data(args.dataset, "test", args.data), 500))
+    sets = [load_data(args.dataset, split, args.data) for split in args.splits.split(",")]
+    loaded = [batch for data in sets for batch in batches(data, 500)]
     x = np.concatenate([images for images, _ in loaded])[: args.images].transpose(0, 3, 1, 2).copy()
     labels = np.concatenate([y for _, y in loaded])[: args.images]
     rows = []
@@ -43,7 +46,7 @@ def main() -> None:
             answers = np.concatenate([ours(x[i : i + 500], bits=file.profile) for i in range(0, len(x), 500)])
             for engine, title in TITLES.items():
                 row = {
-                    "model": args.model, "bits": file.profile, "engine": title,
+                    "model": Path(args.model).stem, "bits": file.profile, "engine": title,
                     "version": importlib.metadata.version(engine).partition("-")[0], "images": len(x),
                 }  # fmt: skip
                 try:
@@ -64,6 +67,8 @@ def main() -> None:
                 })  # fmt: skip
                 print(rows[-1], flush=True)
     target = Path(__file__).parent / "results" / "export_parity.csv"
+    kept = list(csv.DictReader(target.open(newline=""))) if target.exists() else []
+    rows = [*(row for row in kept if row["model"] != Path(args.model).stem), *rows]
     with open(target, "w", newline="") as out:
         writer = csv.DictWriter(out, max(rows, key=len), lineterminator="\n")
         writer.writeheader()

@@ -178,7 +178,8 @@ struct ReduceStep {
 struct RecurrentStep {
     std::shared_ptr<const Panel> panel;
     int hidden = 0, gates = 0, length = 0;
-    size_t scratch = 0; // arena: sums of the gates and the state c, per image
+    int sequences = 1;  // of an image, one after another: its leading axes
+    size_t scratch = 0; // arena: sums of the gates and the state c, per sequence
 };
 
 struct Step {

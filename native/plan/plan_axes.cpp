@@ -154,9 +154,11 @@ void Builder::recurrent_step(Step &s, int step) {
     p->panel = panels(s.op->weight, FLOAT_BITS, nullptr, 0, {});
     p->hidden = weight.shape[3] - 1;
     p->gates = weight.shape[0];
-    p->length = s.shape.size[0];
-    p->scratch = scratch(
-        4 * (static_cast<size_t>(p->gates) + static_cast<size_t>(p->hidden)) * static_cast<size_t>(plan.images), step);
+    p->length = s.shape.size[s.shape.rank - 2];
+    p->sequences = static_cast<int>(s.shape.product(0, s.shape.rank - 2));
+    p->scratch = scratch(4 * (static_cast<size_t>(p->gates) + static_cast<size_t>(p->hidden)) *
+                             static_cast<size_t>(plan.images) * static_cast<size_t>(p->sequences),
+                         step);
     s.recurrent = p;
 }
 

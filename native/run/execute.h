@@ -127,6 +127,7 @@ struct Run {
 };
 
 // Positions first .. end along the first axis of a permuted copy of numbers of `element` bytes, 1 or 4.
-void permute(const Permutation &p, size_t element, int64_t first, int64_t end, const uint8_t *from, uint8_t *to);
+void permute(const Kernels &kernels, const Permutation &p, size_t element, int64_t first, int64_t end,
+             const uint8_t *from, uint8_t *to);
 
 } // namespace anyprec

@@ -11,6 +11,7 @@ from anyprec.run.oracle import run_graph
 
 onnx = pytest.importorskip("onnx", reason="exports are ONNX models; pip install 'anyprec[onnx]'")
 ENGINES = ["reference", "onnxruntime"]
+F32 = np.float32
 
 
 def run_model(engine, model, x):
@@ -71,15 +72,48 @@ def test_random_graphs(block):
     assert compared >= 4
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_wide_and_mixed_profiles(seed):
-    """Codes of 5 to 7 bits may move by one here and there, so outputs are near ours, not equal."""
+def test_wide_and_mixed_profiles():
+    """Codes of 5 to 7 bits may move by one here and there. That is rare (at most one in a thousand of a layer's), so in
+    most graphs of this size none does, and outputs are equal. Where one does, they differ by about one step of it, of
+    31 or more: a tenth of their deviation at most."""
     pytest.importorskip("onnxruntime", reason="an engine to compare with")
-    graph, x = random_graph(100 + seed, ["chain", "residual", "code_pool", "fixed"], blocks=2, widths=[6, 7, 8, 32],
-                            float_layers=True)  # fmt: skip
-    for profile in graph.profiles:
-        if is_well_posed(graph, x, profile.name):
-            compare(graph, x, profile.name, "onnxruntime", allowed=0.6)
+    found = []
+    for seed in range(14):
+        graph, x = random_graph(
+            100 + seed,
+            ["chain", "residual", "code_pool", "fixed"],
+            blocks=2,
+            widths=[5, 6, 7, 8, 32],
+            float_layers=True,
+        )
+        for profile in graph.profiles:
+            if not is_well_posed(graph, x, profile.name):
+                continue
+            model = QdqWriter(graph, x.shape[1:3], profile.name).model(18)
+            got = run_model("onnxruntime", model, x.transpose(0, 3, 1, 2).copy())
+            for want, made in zip(outputs(graph, x, profile.name), got, strict=True):
+                off = np.sqrt(np.square(want - made).mean() / np.square(want - want.mean()).mean())
+                assert off < 0.1, (seed, profile.name)
+                found.append(share_off(want, made) == 0)
+                if profile.is_float or profile.weights == 8:
+                    assert found[-1], (seed, profile.name)
+    assert len(found) >= 40 and np.mean(found) >= 0.8
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+def test_eight_bit_codes_do_not_saturate(bits):
+    """Two products of 255 and 127 are beyond 16 bits, in which some engines sum them: weights are smaller then."""
+    graph = chain(bits)
+    profile = GraphProfile("8", bits, 8)
+    tables = {**graph.tables, "q": np.full((1, 2, 8), 127.5, F32)}
+    graph = Graph(**{**graph.__dict__, "profiles": (profile,), "tables": tables})
+    model = QdqWriter(graph, (9, 11), "8").model(19)
+    weights = [onnx.numpy_helper.to_array(w) for w in model.graph.initializer if w.name == "y.weight"]
+    assert all(2 * 255 * np.abs(w.astype(int)).max() < 2**15 for w in weights if w.dtype == np.int8)
+    assert len(weights) == 1 and (weights[0].dtype == np.int8) == (bits < 7)
+    x = np.random.default_rng(1).uniform(0.5, 1, (4, *graph.input_shape)).astype(F32)
+    (want,), (got,) = outputs(graph, x, "8"), run_model("reference", model, x.transpose(0, 3, 1, 2).copy())
+    assert (np.abs(want - got) > 0.1).mean() <= 0.01
 
 
 def chain(bits, signed=False, sign=1, pad=(1, 1, 1, 1), kind="conv", channels=12, seed=0):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import anyprec
-from anyprec.errors import AnyprecError, DataError
+from anyprec.errors import AnyprecError, DataError, ModelFileError
 from anyprec.post_training import GptqSettings
-from anyprec.post_training.quantize import few, preprocessing_of_timm, read_inputs, split_images
+from anyprec.post_training.quantize import class_axis, few, preprocessing_of_timm, read_inputs, split_images
 
 HOW = anyprec.Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), size=12, to=14)
 QUICK = GptqSettings(tune_steps=3)
@@ -85,7 +85,7 @@ def test_mistakes(net, folder, tmp_path):
     with pytest.raises(AnyprecError, match="'aciq' cannot be packed"):
         anyprec.quantize(net, torch.zeros(2, 3, 12, 12), path, method="aciq")
     with pytest.raises(AnyprecError, match=r"nn\.Module"):
-        anyprec.quantize("resnet", torch.zeros(2, 3, 12, 12), path)
+        anyprec.quantize(3, torch.zeros(2, 3, 12, 12), path)
     with pytest.raises(DataError, match=r"preprocessing=anyprec\.Preprocessing"):
         anyprec.quantize(net, folder, path)
     for images, message in (
@@ -114,3 +114,29 @@ def test_what_a_timm_network_says(net):
     }  # fmt: skip
     how = preprocessing_of_timm(net)
     assert how is not None and (how.size, how.to, how.filter) == ((224, 224), (256, 256), "bicubic")
+
+
+def test_whole_numbers_and_outputs_of_each_token(tmp_path):
+    """A text network takes tokens, and its classes are on the last axis."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Embedding(30, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)
+    )
+    tokens = torch.randint(0, 30, (20, 7))
+    report = anyprec.quantize(net, tokens, tmp_path / "net.apm", widths=(8,), gptq=QUICK)
+    assert report.error[8] < 0.1 and report.pictures == ""
+    assert class_axis(torch.zeros(2, 7, 5)) == 2 and class_axis(torch.zeros(2, 5, 4, 4)) == 1
+
+
+def test_mistakes_are_found_before_the_fitting(net, tmp_path, monkeypatch):
+    monkeypatch.setattr("anyprec.post_training.quantize.ptq", None)
+    x = torch.randn(4, 3, 12, 12)
+    for path, message in ((tmp_path, "that is a folder"), (tmp_path / "a" / "b.apm", "make the folder first")):
+        with pytest.raises(ModelFileError, match=message):
+            anyprec.quantize(net, x, path)
+    with pytest.raises(AnyprecError, match="5 labels for a network with 4 classes"):
+        anyprec.quantize(net, x, tmp_path / "net.apm", labels=list("abcde"))
+    with pytest.raises(DataError, match="does not run through Sequential"):
+        anyprec.quantize(net, x[:, :2], tmp_path / "net.apm")
+    with pytest.raises(AnyprecError, match="'gptx' is not known"):
+        anyprec.quantize(net, x, tmp_path / "net.apm", method="gptx")

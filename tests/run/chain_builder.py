@@ -266,7 +266,9 @@ class Chain:
         if count > 40 or count * GATES[function] * hidden > MOST:
             return self.pointwise(x)
         rows = GATES[function] * hidden
-        x = self.linear(self.op("reshape", x, shape=(None, self.shape(x)[-1])), rows)
+        if self.chance(0.5) or len(self.shape(x)) < 2:  # else its leading axes are sequences
+            x = self.op("reshape", x, shape=(None, self.shape(x)[-1]))
+        x = self.linear(x, rows)
         weight = self.float_weight(rows, 1, 1, hidden + 1, scale=0.5)
         return self.op("recurrent", x, function=function, weight=weight, reverse=self.chance(0.5))
 

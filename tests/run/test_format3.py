@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -110,6 +111,36 @@ def test_largest_with_special_numbers(tmp_path):
         check(chain, tmp_path, *outputs, chain.op("softmax", "input", single=True))
 
 
+@pytest.mark.parametrize("shape", [(9, 17), (8, 8), (1, 7), (3, 20, 11), (33, 1, 40), (5, 16, 2, 24)])
+def test_transposes(shape, tmp_path):
+    """Floats and codes, every order of the axes: whole blocks of 8 x 8 and their rests."""
+    chain = Chain(7, shape, 2)
+    codes, unit = chain.quantize("input"), np.tile([1.0, 0.0], (len(chain.widths), 1))
+    outputs = []
+    for order in itertools.permutations(range(len(shape))):
+        outputs.append(chain.op("transpose", "input", order=order))
+        outputs.append(chain.op("dequantize", chain.op("transpose", codes, order=order), table=unit))
+    check(chain, tmp_path, *outputs)
+
+
+def test_steps_tell_scalar_loops(tmp_path):
+    chain = Chain(8, (6, 10, 12), 1)
+    names = {
+        "moved": chain.op("transpose", "input", order=(2, 0, 1)),
+        "rows": chain.op("transpose", "input", order=(1, 0, 2)),
+        "picked": chain.op("gather", "input", axis=2, index=(3, 1)),
+        "lines": chain.op("gather", "input", axis=1, index=(3, 1)),
+        "double": chain.op("softmax", "input"),
+        "single": chain.op("softmax", "input", single=True),
+    }
+    graph, inputs = chain.finish(*names.values())
+    write(graph, tmp_path / "net.apm")
+    for isa in usable_isas():
+        steps = {s.op: s.scalar for s in load(tmp_path / "net.apm", layout="NHWC", isa=isa).steps(inputs[0], repeat=1)}
+        found = {title for title, name in names.items() if steps[name]}
+        assert found == (set(names) if isa == "scalar" else {"picked", "double"})
+
+
 @pytest.mark.parametrize("m, k, n", [(1, 1, 1), (1, 40, 70), (5, 3, 16), (6, 7, 15), (12, 9, 65), (13, 64, 64),
                                      (50, 33, 130), (100, 130, 17)])  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
@@ -192,8 +223,8 @@ def codes_graph(chain: Chain) -> Graph:
 @pytest.mark.parametrize("function, gates", [("lstm", 4), ("gru", 3)])
 @pytest.mark.parametrize("hidden, length", [(1, 1), (3, 5), (16, 4), (37, 9)])
 def test_recurrent(function, gates, hidden, length, tmp_path):
-    for batch in (1, 3):
-        chain = Chain(6, (length, gates * hidden), batch)
+    for batch, leading in ((1, ()), (3, ()), (1, (3,)), (2, (2, 3))):
+        chain = Chain(6, (*leading, length, gates * hidden), batch)
         outputs = []
         for reverse in (False, True):
             weight = chain.float_weight(gates * hidden, 1, 1, hidden + 1, scale=0.4)

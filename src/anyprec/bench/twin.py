@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.export.onnx_writer import OnnxWriter, Value
+from anyprec.export.onnx_writer import OnnxWriter, Value, check_images_only
 from anyprec.format.graph import Graph, Op
 from anyprec.widths import FLOAT
 
@@ -26,6 +26,7 @@ def twin_profile(graph: Graph) -> str:
 
 def graph_to_onnx(graph: Graph, size: tuple[int, int], profile: str | None = None) -> Any:
     """An onnx.ModelProto with input (N, C, H, W) float32 and the graph's outputs under their names."""
+    check_images_only(graph)
     return Twin(graph, size, profile or twin_profile(graph)).model()
 
 

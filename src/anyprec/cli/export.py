@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="widths such as 4 or 1,2,4,8,32, names of mixed profiles (default: all there are)",
     )
     parser.add_argument(
-        "--size", metavar="H,W", help="size of the images, where the model file takes any and does not say"
+        "--size", metavar="H,W", help="size of the images (or length of texts), where the model file takes any"
     )
     parser.add_argument("--opset", type=int, metavar="N", help="13 to 21 (default: the lowest that will do, 13 or 18)")
     parser.add_argument("--no-check", action="store_true", help="do not run the models beside the engine")
@@ -59,10 +59,10 @@ def listed(bits: str | None) -> list[str] | None:
     return found
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
+def parse_size(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    numbers = re.fullmatch(r"(\d+)[,x](\d+)", text.strip())
-    if numbers is None or not int(numbers[1]) or not int(numbers[2]):
-        raise AnyprecError(f"--size {text!r} is no size; give height and width, such as 224,224")
-    return int(numbers[1]), int(numbers[2])
+    parts = re.split(r"[,x]", text.strip())
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
+        raise AnyprecError(f"--size {text!r} is no size; give height and width, such as 224,224, or a length: 128")
+    return tuple(map(int, parts))

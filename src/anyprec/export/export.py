@@ -6,19 +6,21 @@ Called by users and cli/export.py. qdq.py writes the operations, check.py compar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from anyprec import __version__
 from anyprec.errors import AnyprecError, InputError, UnsupportedBits
-from anyprec.export.check import CHECK_IMAGES, Agreement, check_models
-from anyprec.export.onnx_writer import RESIZE_OPSET, check_images_only, import_onnx_package
+from anyprec.export.any_axes import input_shapes, needed_opset
+from anyprec.export.check import Agreement, check_models, whole_inputs
+from anyprec.export.onnx_writer import import_onnx_package, outer_sizes
 from anyprec.export.qdq import QdqWriter
 from anyprec.files import written_whole
 from anyprec.format.file import read
 from anyprec.format.graph import Graph
+from anyprec.format.shapes import Shape
 from anyprec.models.catalog import find
 
 OPSETS = range(13, 22)  # from per-channel DequantizeLinear to the last before int2 and other types few engines know
@@ -41,7 +43,8 @@ class ExportReport:
     """What was written. `unchecked` says why the models were not run; empty where they were."""
 
     model: str
-    input: tuple[int, int, int]  # C, H, W
+    inputs: dict[str, tuple[int, ...]]  # by name, without N; images are C, H, W
+    whole_numbers: tuple[str, ...]  # inputs that are int64; the others are float32
     opset: int
     files: tuple[ExportedModel, ...]
     unchecked: str = ""
@@ -55,8 +58,11 @@ class ExportReport:
         return {**asdict(self), "agrees": self.agrees}
 
     def __str__(self) -> str:
-        channels, height, width = self.input
-        lines = [f"{self.model}: input (N, {channels}, {height}, {width}) float32, opset {self.opset}"]
+        given = ", ".join(
+            f"{name} (N, {', '.join(map(str, sizes))}) {'int64' if name in self.whole_numbers else 'float32'}"
+            for name, sizes in self.inputs.items()
+        )
+        lines = [f"{self.model}: {given}, opset {self.opset}"]
         for file in self.files:
             layers = f"{file.int8_layers} layers with int8 weights, {file.float_layers} float"
             said = "not checked" if file.agreement is None else str(file.agreement)
@@ -69,7 +75,7 @@ def export_onnx(
     out: str | Path,
     bits: int | str | Iterable[int | str] | None = None,
     *,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     opset: int | None = None,
     check: bool = True,
 ) -> ExportReport:
@@ -77,33 +83,38 @@ def export_onnx(
 
     out: the file to write. With several bits each gets "-4bit", "-float" or "-NAME" before the suffix: net-4bit.onnx.
     bits: widths (32: float), names of mixed profiles, or a list of both; default: all the file has.
-    size: H, W of the images, where the model file takes any and does not say which it was made for.
-    opset: 13 to 21; default: the lowest that has all that is needed, 13, or 18 where something is resized.
+    size: H, W of the images, where the model file takes any and does not say which it was made for; of other inputs
+        their free sizes, such as (128,) for texts of 128 tokens.
+    opset: 13 to 21; default: the lowest that has all that is needed, 13, or 18 where something is resized, averaged
+        over axes or normalized.
     check: runs each model in ONNX Runtime, where it is installed, beside our engine on random images.
 
-    Inputs are (N, C, H, W) float32, normalized as the model file says ("anyprec.image" in the metadata of the model:
-    scale and shift of 0..255); outputs as those of `anyprec.load(model)`.
+    Images are (N, C, H, W) float32, normalized as the model file says ("anyprec.image" in the metadata of the model:
+    scale and shift of 0..255); other inputs have the axes of the model file, whole numbers as int64. Outputs are those
+    of `anyprec.load(model)`.
     """
     import_onnx_package()
     path = find(model)
     graph = read(path)
-    check_images_only(graph)
-    channels = graph.input_shape[2]
-    assert channels is not None  # of images they are known
     names = profile_names(graph, bits, path)
-    height, width = image_size(graph, size)
-    needed = RESIZE_OPSET if any(op.kind == "resize" for op in graph.ops) else OPSETS[0]
+    shapes = input_shapes(graph, first_shape(graph, size))
+    for name, shape in shapes.items():
+        if None in shape:
+            raise InputError(
+                f"input {name!r} has free sizes ({shape}) that no other input tells; pack it with fixed ones"
+            )
+    needed = needed_opset(graph, OPSETS[0])
     chosen = needed if opset is None else opset
     if chosen not in OPSETS or chosen < needed:
         raise AnyprecError(f"opset={chosen} cannot be written; this network takes {needed} to {OPSETS[-1]}")
-    files = [write(graph, name, (height, width), chosen, target(Path(out), name, len(names) > 1)) for name in names]
+    files = [write(graph, name, shapes, chosen, target(Path(out), name, len(names) > 1)) for name in names]
     unchecked = "told not to"
     found: list[Agreement | None] = [None] * len(files)
     if check:
-        shape = (CHECK_IMAGES, channels, height, width)
-        unchecked, found = check_models(path, graph, [(file.profile, file.path) for file in files], shape)
+        unchecked, found = check_models(path, graph, [(file.profile, file.path) for file in files], shapes)
     checked = [ExportedModel(**{**file.__dict__, "agreement": one}) for file, one in zip(files, found, strict=True)]
-    return ExportReport(graph.name, (channels, height, width), chosen, tuple(checked), unchecked)
+    sizes = {name: tuple(size or 0 for size in outer_sizes(shape)) for name, shape in shapes.items()}
+    return ExportReport(graph.name, sizes, tuple(whole_inputs(graph)), chosen, tuple(checked), unchecked)
 
 
 def profile_names(graph: Graph, bits: int | str | Iterable[int | str] | None, path: str | Path) -> list[str]:
@@ -118,8 +129,28 @@ def profile_names(graph: Graph, bits: int | str | Iterable[int | str] | None, pa
     return list(dict.fromkeys(map(str, given)))
 
 
-def image_size(graph: Graph, size: tuple[int, int] | None) -> tuple[int, int]:
-    """H, W: an ONNX model is for one size."""
+def first_shape(graph: Graph, size: Sequence[int] | None) -> tuple[int, ...]:
+    """Of the first input: an ONNX model is for one size."""
+    sizes = graph.input_shape
+    if len(sizes) == 3:
+        assert sizes[2] is not None  # channels of images are known
+        return *image_size(graph, size), sizes[2]
+    free = sizes.count(None)
+    if size is None and free:
+        named = ", ".join("any" if n is None else str(n) for n in sizes)
+        example = ", ".join(["128", "64", "32", "16", "8", "4"][:free])
+        raise InputError(
+            f"the model file takes inputs of any size (N, {named}); say for which the ONNX model is: "
+            f"size=({example}{',' if free == 1 else ''}), --size {example.replace(' ', '')}"
+        )
+    given = list(size or ())
+    if len(given) != free or any(n < 1 for n in given):
+        raise InputError(f"size={tuple(given)} does not fit the model file, whose input has {free} free sizes")
+    return tuple(given.pop(0) if n is None else n for n in sizes)
+
+
+def image_size(graph: Graph, size: Sequence[int] | None) -> tuple[int, int]:
+    """H, W of images."""
     fixed = graph.input_shape[:2]
     if size is None:
         size = graph.image_size or (fixed if None not in fixed else None)  # type: ignore[assignment]
@@ -127,8 +158,8 @@ def image_size(graph: Graph, size: tuple[int, int] | None) -> tuple[int, int]:
         raise InputError(
             "the model file takes images of any size; say for which the ONNX model is: size=(H, W), --size"
         )
-    if any(want not in (None, have) for want, have in zip(fixed, size, strict=True)):
-        raise InputError(f"size={size} does not fit the model file, which takes {fixed[0]} x {fixed[1]}")
+    if len(size) != 2 or any(want not in (None, have) for want, have in zip(fixed, size, strict=True)):
+        raise InputError(f"size={tuple(size)} does not fit the model file, which takes {fixed[0]} x {fixed[1]}")
     return size[0], size[1]
 
 
@@ -139,8 +170,8 @@ def target(out: Path, profile: str, several: bool) -> Path:
     return out.with_name(f"{out.stem}-{name}{out.suffix}")
 
 
-def write(graph: Graph, profile: str, size: tuple[int, int], opset: int, path: Path) -> ExportedModel:
-    writer = QdqWriter(graph, size, profile)
+def write(graph: Graph, profile: str, shapes: Mapping[str, Shape], opset: int, path: Path) -> ExportedModel:
+    writer = QdqWriter(graph, shapes, profile)
     made = writer.model(opset)
     made.producer_name, made.producer_version = "anyprec", __version__
     made.graph.doc_string = f"{graph.name} at profile {profile}"

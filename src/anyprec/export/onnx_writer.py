@@ -1,8 +1,9 @@
-"""A Graph becomes an ONNX model: the parts that do not depend on how codes are written, and all float operations.
+"""A Graph becomes an ONNX model: the parts that do not depend on how codes are written, and float operations on images.
 
-OnnxWriter is completed by its two children, which settle convolutions and codes: qdq.py (integers, for `anyprec
-export`) and bench/twin.py (a plain float network, for the rivals of `anyprec bench`). Values are (N, C, H, W), or
-(N, C) after a fully connected layer. The onnx package is imported when a writer is made.
+OnnxWriter is completed by its children, which settle convolutions and codes: any_axes.py (the operations of format 3)
+and qdq.py (integers) for `anyprec export`, bench/twin.py (a plain float network) for the rivals of `anyprec bench`.
+Values are (N, C, H, W), or (N, C) after a fully connected layer, or have the axes of the graph (Value.axes). The onnx
+package is imported when a writer is made.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,26 +38,28 @@ class Value:
     """A value of the graph in the ONNX model."""
 
     name: str
-    shape: Shape  # of the graph: h, w, c
+    shape: Shape  # of the graph: h, w, c, or other axes
     rank: int = 4  # 4: (N, C, H, W); 2: (N, C)
     unit: float = 1.0  # float twins: what ARITHMETIC.md calls `a` (code, or 2 code - n) is `unit` times this value
     levels: int | None = None  # of codes, uint8: the largest one, n; None: float
     signed: bool = False  # codes stand for 2 code - n
+    axes: bool = False  # in the graph's order, (N, *shape); or of rank 2, all axes but the last as one: (rows, C)
+    single: bool = False  # of constants: N is 1
 
 
 def check_images_only(graph: Graph) -> None:
-    """Files of format 3 hold operations that have no method here yet."""
+    """Files of format 3 hold operations that only any_axes.py has methods for."""
     if version_of(graph) < 3:
         return
     new = sorted({op.kind for op in graph.ops if needs_3(op)})
     raise UnsupportedOperation(
-        f"{graph.name} cannot be written as ONNX: it has {', '.join(new) or 'an input that is no image'} (format 3); "
-        "only networks of images with the operations of formats 1 and 2 can"
+        f"{graph.name} has no twin in ONNX: it has {', '.join(new) or 'an input that is no image'} (format 3); only "
+        "networks of images with the operations of formats 1 and 2 have one"
     )
 
 
 class OnnxWriter(ABC):
-    """Writes `graph` at one profile, for images of one size. `model()` is the onnx.ModelProto."""
+    """Writes `graph` at one profile, for inputs of one size. `model()` is the onnx.ModelProto."""
 
     OPS: ClassVar[Mapping[str, str]] = {
         "quantize": "quantize",
@@ -76,30 +79,41 @@ class OnnxWriter(ABC):
         "pad": "pad",
     }  # op of the format -> the method that writes it
 
-    def __init__(self, graph: Graph, size: tuple[int, int], profile: str) -> None:
-        check_images_only(graph)
+    def __init__(self, graph: Graph, size: tuple[int, int] | Mapping[str, Shape], profile: str) -> None:
+        """size: of the images, height and width; or the shape of every input by name."""
         self.onnx = import_onnx_package()
         self.graph, self.row = graph, graph.profile(profile)
         self.profile = graph.profiles[self.row]
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.constant_names: dict[str, str] = {}  # as asked for -> as it is called in the model
-        self.taken = {INPUT, *(f"output.{name}" for name in graph.outputs)}  # names; ops may be called anything
+        self.inputs: dict[str, Shape] = (
+            dict(size) if isinstance(size, Mapping) else {INPUT: Shape((*size, graph.input_shape[-1]))}
+        )
+        self.whole = {op.name for op in graph.ops if op.kind == "input" and op.attributes["integer"]}
+        self.whole |= {INPUT} if graph.integer_input else set()
+        self.taken = {*self.inputs, *(f"output.{name}" for name in graph.outputs)}  # names; ops may be called anything
         self.folded: set[str] = set()  # affine and quantize ops whose numbers went into the convolution before them
-        self.values = {INPUT: Value(INPUT, Shape((*size, graph.input_shape[2])))}
+        self.values = {INPUT: self.given(INPUT)}
         for op in graph.ops:
-            self.values[op.name] = getattr(self, self.OPS[op.kind])(op)
+            self.values[op.name] = self.write(op)
+
+    def write(self, op: Op) -> Value:
+        made: Value = getattr(self, self.OPS[op.kind])(op)
+        return made
 
     def model(self, opset: int = RESIZE_OPSET) -> Any:
         """Outputs are called output.NAME; (N, C) where a value has one pixel."""
         make, floats = self.onnx.helper, self.onnx.TensorProto.FLOAT
-        shape = self.values[INPUT].shape
-        inputs = [make.make_tensor_value_info(INPUT, floats, [BATCH, shape.c, shape.h, shape.w])]
+        inputs = []
+        for name, shape in self.inputs.items():
+            kind = self.onnx.TensorProto.INT64 if name in self.whole else floats
+            inputs.append(make.make_tensor_value_info(name, kind, [BATCH, *outer_sizes(shape)]))
         outputs = []
         for name in self.graph.outputs:
             value = self.output(name)
             self.nodes.append(make.make_node("Identity", [value.name], [f"output.{name}"]))
-            sizes = [value.shape.c, value.shape.h, value.shape.w][: value.rank - 1]
+            sizes = value.shape if value.axes else [value.shape.c, *value.shape[:2]][: value.rank - 1]
             outputs.append(make.make_tensor_value_info(f"output.{name}", floats, [BATCH, *sizes]))
         body = make.make_graph(self.nodes, self.graph.name, inputs, outputs, self.constants)
         opsets = [make.make_opsetid("", opset)]
@@ -111,13 +125,19 @@ class OnnxWriter(ABC):
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 
+    def given(self, name: str) -> Value:
+        """An input: images as (N, C, H, W), others with the axes they have; whole numbers as floats."""
+        shape, read = self.inputs[name], name
+        if name in self.whole:
+            read = self.fresh(f"{name}.float")
+            self.nodes.append(self.onnx.helper.make_node("Cast", [name], [read], to=self.onnx.TensorProto.FLOAT))
+        return Value(read, shape, rank=1 + len(shape), axes=len(shape) != 3)
+
     def shape(self, op: Op) -> Shape:
         at = dict(op.attributes)
         record = {"name": op.name, "op": op.kind, **at}
-        weight = {"shape": self.graph.weights[at["weight"]].shape} if "weight" in at else None
-        for key in ("kernel", "stride", "pad", "dilation", "size", "scale"):
-            if record.get(key) is not None:
-                record[key] = list(record[key])
+        weight = {"shape": list(self.graph.weights[at["weight"]].shape)} if "weight" in at else None
+        record = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
         like = self.values[at["like"]].shape if at.get("like") else None
         return value_shape(record, [self.values[name].shape for name in op.inputs], weight, like)
 
@@ -185,11 +205,22 @@ class OnnxWriter(ABC):
         return np.array(1.0), np.array(0.0)
 
     def image(self, op: Op, value: Value) -> str:
-        """The value's name with rank 4."""
+        """The value's name as (N, C, H, W)."""
+        if value.axes:
+            return self.node("Transpose", op, [self.full(op, value)], f"image.{value.name}", perm=[0, 3, 1, 2])
         if value.rank == 4:
             return value.name
         sizes = self.constant(f"{op.name}.sizes.{value.name}", np.array([-1, value.shape.c, 1, 1]))
         return self.node("Reshape", op, [value.name, sizes], f"image.{value.name}")
+
+    def full(self, op: Op, value: Value) -> str:
+        """The value's name as (N, *shape), in the order of the graph."""
+        if value.axes and value.rank == 1 + len(value.shape):
+            return value.name
+        if value.rank == 4 and not value.axes:
+            return self.node("Transpose", op, [value.name], f"full.{value.name}", perm=[0, 2, 3, 1])
+        sizes = self.constant(f"{op.name}.full_sizes.{value.name}", np.array([-1, *value.shape]))
+        return self.node("Reshape", op, [value.name, sizes], f"full.{value.name}")
 
     def window(self, op: Op) -> dict[str, Any]:
         """Attributes of a convolution or pool. Pools that round up become such that do not, with more padding."""
@@ -221,11 +252,11 @@ class OnnxWriter(ABC):
 
     def scale_shift(self, op: Op, x: Value, s: np.ndarray, t: np.ndarray) -> Value:
         """s x + t, one number a channel, where it could not be folded."""
-        channels = (1, -1, 1, 1)[: x.rank]
+        channels = (1,) * (x.rank - 1) + (-1,) if x.axes else (1, -1, 1, 1)[: x.rank]
         scale = self.constant(f"{op.name}.scale", s.reshape(channels))
         shift = self.constant(f"{op.name}.shift", t.reshape(channels))
         product = self.node("Mul", op, [x.name, scale], "scaled")
-        return Value(self.node("Add", op, [product, shift], "norm"), x.shape, x.rank)
+        return replace(x, name=self.node("Add", op, [product, shift], "norm"))
 
     def affine(self, op: Op) -> Value:
         x = self.values[op.inputs[0]]
@@ -234,13 +265,13 @@ class OnnxWriter(ABC):
     def clip(self, op: Op) -> Value:
         x, (low, high) = self.values[op.inputs[0]], self.table(op)
         if low == 0 and high == np.inf:
-            return Value(self.node("Relu", op, [x.name]), x.shape, x.rank)
+            return replace(x, name=self.node("Relu", op, [x.name]))
         largest = np.finfo(np.float32).max
         ends = [
             self.constant(f"{op.name}.{end}", np.clip(value, -largest, largest))
             for end, value in (("low", low), ("high", high))
         ]
-        return Value(self.node("Clip", op, [x.name, *ends]), x.shape, x.rank)
+        return replace(x, name=self.node("Clip", op, [x.name, *ends]))
 
     def join(self, op: Op) -> Value:
         read = [self.values[name] for name in op.inputs]
@@ -308,14 +339,19 @@ class OnnxWriter(ABC):
     def flatten(self, op: Op) -> Value:
         """Of codes, too."""
         x = self.values[op.inputs[0]]
-        name = x.name if x.rank == 2 else self.node("Flatten", op, [x.name], axis=1)
-        return Value(name, self.shape(op), 2, x.unit, x.levels, x.signed)
+        name = x.name if x.rank == 2 and not x.axes else self.node("Flatten", op, [self.image(op, x)], axis=1)
+        return Value(name, self.shape(op), 2, unit=x.unit, levels=x.levels, signed=x.signed)
 
     def pad(self, op: Op) -> Value:
         at, x = op.attributes, self.values[op.inputs[0]]
         around = [(0, 0), *(at[axis] for axis in "chw")]
         pads = np.array([before for before, _ in around] + [after for _, after in around])
         return Value(self.node("Pad", op, [self.image(op, x), self.constant(f"{op.name}.pads", pads)]), self.shape(op))
+
+
+def outer_sizes(shape: Shape) -> list[int | None]:
+    """Of an input or output, without N: images are (C, H, W) outside."""
+    return [shape.c, shape.h, shape.w] if len(shape) == 3 else list(shape)
 
 
 def window_means(size: int | None, count: int) -> np.ndarray:

@@ -6,23 +6,28 @@
 
 Activations are counted in codes (step 1, zero point 0); tables are folded into weight scales and biases. A negative
 scale negates its channel's weights, since engines want positive ones. m = floor(127 / (2^k - 1)) spreads few-bit
-weights over int8: the step of the int32 bias, which is |scale| / m, becomes as small as int8 allows, and two products
-of at most 127 x 127 still fit the 16 bits of vpmaddubsw, which saturates. 2c + 1 - 256 does not fit int8: 8-bit weights
-are written as floats, and their layers run in float. So do convolutions of signed codes with padding, for 2 code - n is
-never 0. Called by export.py.
+weights over int8 (over -64 .. 64 where codes have 8 bits): the step of the int32 bias, which is |scale| / m, becomes as
+small as int8 allows, and two products still fit the 16 bits of vpmaddubsw, which saturates. 2c + 1 - 256 does not fit
+int8: 8-bit weights are written as floats, and their layers run in float. So do convolutions of signed codes with
+padding, for 2 code - n is never 0. Called by export.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from anyprec.export.onnx_writer import OnnxWriter, Value
+from anyprec.export.any_axes import AnyAxesWriter
+from anyprec.export.onnx_writer import Value
 from anyprec.format.graph import Graph, Op
+from anyprec.format.shapes import Shape
 from anyprec.widths import FLOAT
 
 INT8 = 127
+INT16 = 32767
 LARGEST_SUM = 2**31 - 1
 MOST_MOVED = 1e-3  # of a layer's codes that may differ from ours; layers of few products and 5 to 7 bits can have more
 TINY = 1e-37  # steps below this leave float32's range
@@ -36,12 +41,13 @@ class Int8Fit:
     step: np.ndarray
     bias: np.ndarray
     whole: bool
+    after: np.ndarray | None = None  # a float that is added to the result
 
 
-class QdqWriter(OnnxWriter):
+class QdqWriter(AnyAxesWriter):
     """After writing, `int8_layers` are the names of the layers with int8 weights."""
 
-    def __init__(self, graph: Graph, size: tuple[int, int], profile: str) -> None:
+    def __init__(self, graph: Graph, size: tuple[int, int] | Mapping[str, Shape], profile: str) -> None:
         self.int8_layers: list[str] = []
         super().__init__(graph, size, profile)
 
@@ -51,13 +57,13 @@ class QdqWriter(OnnxWriter):
             x = self.scale_shift(op, x, *self.step(op))
         bits = self.profile.act_bits(op.name, op.bits)
         if bits == FLOAT:
-            return Value(self.node("Relu", op, [x.name]), x.shape, x.rank) if op.attributes["rectify"] else x
+            return replace(x, name=self.node("Relu", op, [x.name])) if op.attributes["rectify"] else x
         codes = self.node("QuantizeLinear", op, [x.name, *self.unit_step()], "codes")
         levels = 2**bits - 1
         if bits < 8:
             ends = [self.constant(f"(code {end})", np.array(end), np.uint8) for end in (0, levels)]
             codes = self.node("Clip", op, [codes, *ends], "clipped")
-        return Value(codes, x.shape, x.rank, levels=levels, signed=op.attributes["signed"])
+        return replace(x, name=codes, levels=levels, signed=op.attributes["signed"])
 
     def unit_step(self) -> list[str]:
         """Scale and zero point of codes."""
@@ -67,10 +73,11 @@ class QdqWriter(OnnxWriter):
         x = self.values[op.inputs[0]]
         if x.levels is None:
             return x
-        name = self.read_codes(op, Value(x.name, x.shape), integer=False)
+        name = self.read_codes(op, replace(x, signed=False), integer=False)
         s, t = self.table(op)
         name = self.node("Mul", op, [name, self.constant(f"{op.name}.scale", np.array(s))], "scaled")
-        return Value(self.node("Add", op, [name, self.constant(f"{op.name}.shift", np.array(t))]), x.shape, x.rank)
+        made = self.node("Add", op, [name, self.constant(f"{op.name}.shift", np.array(t))])
+        return replace(x, name=made, levels=None, signed=False)
 
     def read_codes(self, op: Op, x: Value, integer: bool) -> str:
         """Codes as floats: as they are for an integer layer, 2 code - n where they are signed for a float one.
@@ -86,37 +93,75 @@ class QdqWriter(OnnxWriter):
         levels = self.constant(f"(levels {x.levels})", np.array(float(x.levels or 0)))
         return self.node("Sub", op, [doubled, levels], "signed")
 
-    def output(self, name: str) -> Value:
-        """(N, C) where a value has one pixel, as the engine gives it."""
-        value = self.values[name]
-        if value.rank == 4 and (value.shape.h, value.shape.w) == (1, 1):
-            made = self.fresh(f"{name}.vector")
-            self.nodes.append(self.onnx.helper.make_node("Flatten", [value.name], [made], axis=1))
-            return Value(made, value.shape, 2)
-        return value
-
     def conv(self, op: Op) -> Value:
         at, x, shape = op.attributes, self.values[op.inputs[0]], self.shape(op)
         scale, shift, last = self.folded_table(op)
-        weight, name, fit = self.weight(at["weight"]), x.name, None
+        weight, fit = self.weight(at["weight"]), None
+        after: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+        rows = op.kind == "linear" and x.axes
+        flat = op.kind == "linear" and not rows and shape[:2] == (1, 1)
+        name = self.rows(op, x) if rows else x.name if flat else self.image(op, x)
         if x.levels is not None:
             fit = self.fit_int8(op, weight, scale, shift, last, x)
-            name = self.read_codes(op, x, integer=fit is not None)
-        flat = op.kind == "linear" and (shape.h, shape.w) == (1, 1)
-        matrix = weight[:, 0, 0, :].T if flat else weight.transpose(0, 3, 1, 2)  # (in, out) or (out, in, kh, kw)
+            name = self.read_codes(op, replace(x, name=name), integer=fit is not None)
+        matrix = weight[:, 0, 0, :].T if rows or flat else weight.transpose(0, 3, 1, 2)  # (in, out), (out, in, kh, kw)
         if fit is not None:
-            read = self.int8_layer(op, matrix, fit)
+            read, after = self.int8_layer(op, matrix, fit), (None, fit.after)
         else:
-            scaled = matrix * (scale if flat else scale[:, None, None, None])
-            read = [self.constant(f"{op.name}.weight", scaled), self.constant(f"{op.name}.bias", shift)]
+            factor, shift, after = self.float_numbers(x, weight, scale, shift, last)
+            scaled = matrix * (factor if rows or flat else factor[:, None, None, None])
+            if at.get("transposed"):
+                scaled = transposed_weight(scaled, at["groups"])
+            read = [self.constant(f"{op.name}.weight", scaled)]
+            read += [] if at.get("transposed") else [self.constant(f"{op.name}.bias", shift)]
+        if rows:
+            return self.finish(op, Value(self.node("Gemm", op, [name, *read]), shape, rank=2, axes=True), *after)
         if flat:
             if x.rank == 4:
                 name = self.node("Flatten", op, [name], "flat", axis=1)
-            return Value(self.node("Gemm", op, [name, *read]), shape, rank=2)
-        if x.rank == 2:
-            name = self.image(op, Value(name, x.shape, 2))
-        dilations, group = list(at.get("dilation", (1, 1))), at.get("groups", 1)
-        return Value(self.node("Conv", op, [name, *read], dilations=dilations, group=group, **self.window(op)), shape)
+            return self.finish(op, Value(self.node("Gemm", op, [name, *read]), shape, rank=2), *after)
+        how = {"dilations": list(at.get("dilation", (1, 1))), "group": at.get("groups", 1), **self.window(op)}
+        if at.get("transposed"):
+            return self.finish(op, Value(self.transposed_conv(op, name, read[0], shift, how), shape), *after)
+        return self.finish(op, Value(self.node("Conv", op, [name, *read], **how), shape), *after)
+
+    def float_numbers(
+        self, x: Value, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray | None, np.ndarray | None]]:
+        """Of a layer that runs in float: factors of its weights, its bias, and what is done to its result.
+
+        Sums of signed codes whose result is no code are kept whole, and scaled afterwards: so 0 stays 0 (see fit_int8).
+        """
+        if not x.signed or x.levels is None or last.kind == "quantize":
+            return scale, shift, (None, None)
+        if np.abs(weight).sum((1, 2, 3)).max() * x.levels >= 2**24:  # beyond, float has no whole numbers
+            return scale, shift, (None, None)
+        return np.ones_like(scale), np.zeros_like(shift), (scale, shift)
+
+    def finish(self, op: Op, made: Value, scale: np.ndarray | None, shift: np.ndarray | None) -> Value:
+        """scale y + shift of a layer's result, where that is not part of the layer."""
+        channels = (1, -1) if made.rank == 2 else (1, -1, 1, 1)
+        if scale is not None:
+            factors = self.constant(f"{op.name}.scale", scale.reshape(channels))
+            made = replace(made, name=self.node("Mul", op, [made.name, factors], "scaled"))
+        if shift is not None and shift.any():
+            terms = self.constant(f"{op.name}.shift", shift.reshape(channels))
+            made = replace(made, name=self.node("Add", op, [made.name, terms], "shifted"))
+        return made
+
+    def transposed_conv(self, op: Op, x: str, weight: str, shift: np.ndarray, how: dict[str, Any]) -> str:
+        """Output padding first undoes padding. What is left lies beyond all taps, where only the shift is."""
+        pads, extra = how["pads"], list(op.attributes["output_pad"])
+        for axis in (0, 1):
+            undone = min(extra[axis], pads[2 + axis])
+            pads[2 + axis], extra[axis] = pads[2 + axis] - undone, extra[axis] - undone
+        if not any(extra):
+            bias = self.constant(f"{op.name}.bias", shift)
+            return self.node("ConvTranspose", op, [x, weight, bias], **how)
+        made = self.node("ConvTranspose", op, [x, weight], "taps", **how)
+        ends = self.constant(f"{op.name}.ends", np.array([0, 0, 0, 0, 0, 0, *extra]))
+        column = self.constant(f"{op.name}.column", shift.reshape(1, -1, 1, 1))
+        return self.node("Add", op, [self.node("Pad", op, [made, ends], "padded"), column])
 
     def fit_int8(
         self, op: Op, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op, x: Value
@@ -124,22 +169,38 @@ class QdqWriter(OnnxWriter):
         """The numbers of a layer in int8, or None where it must stay float to give our codes."""
         assert x.levels is not None
         bits = self.weight_bits(op.attributes["weight"])
-        if bits == 8 or (x.signed and any(op.attributes.get("pad", ()))) or self.is_also_quantized(last):
+        padded, transposed = any(op.attributes.get("pad", ())), op.attributes.get("transposed")
+        if bits == 8 or transposed or (x.signed and padded) or self.is_also_quantized(last):
             return None
+        # Two products fit 16 bits. With codes of 8 bits, up to 255, weights must then stay below 65.
+        spread, total = min(INT8, INT16 // (2 * x.levels)) // (2**bits - 1), weight.sum((1, 2, 3))
+        if spread < 1:
+            return None
+        plain = shift
         if x.signed:  # a = 2 code - n
-            shift, scale = shift - x.levels * scale * weight.sum((1, 2, 3)), 2 * scale
-        spread = INT8 // (2**bits - 1)
+            shift, scale = shift - x.levels * scale * total, 2 * scale
+            spread -= spread % 2 if spread > 1 else 0
         dead = scale == 0  # a channel that ignores its input: all weights 0, the bias exact in any step
         step = np.where(dead, np.maximum(np.abs(shift), 1e-30) / 2**20, np.abs(scale) / spread)
         factor = spread * np.where(dead, 0, np.sign(scale))
         acts = self.profile.act_bits(last.name, last.bits) if last.kind == "quantize" else FLOAT
+        if acts == FLOAT and x.signed:
+            # -n sum(w) is a whole number of steps: added as such, a sum of 0 stays 0, which in a signed value that is
+            # quantized next lies in the middle of two codes.
+            bias = -factor * x.levels * total / 2
+            fits = np.array_equal(bias, np.rint(bias)) and self.sums_fit(weight, spread, x.levels, bias)
+            return Int8Fit(factor, step, bias, whole=True, after=plain) if fits else None
         if acts == FLOAT:
             return Int8Fit(factor, step, shift, whole=False)
         bias, live = np.rint(shift / step), np.flatnonzero(~dead)
         step[live], bias[live], moved = same_codes(np.abs(scale[live]), shift[live], spread, 2**acts - 1)
-        largest = np.abs(weight).sum((1, 2, 3)) * spread * x.levels + np.abs(bias)
-        usable = moved <= MOST_MOVED and np.all(largest <= LARGEST_SUM) and np.all(step > TINY)
+        usable = moved <= MOST_MOVED and self.sums_fit(weight, spread, x.levels, bias) and np.all(step > TINY)
         return Int8Fit(factor, step, bias, whole=True) if usable else None
+
+    def sums_fit(self, weight: np.ndarray, spread: int, levels: int, bias: np.ndarray) -> bool:
+        """32 bits hold every sum."""
+        largest = np.abs(weight).sum((1, 2, 3)) * spread * levels + np.abs(bias)
+        return bool(np.all(largest <= LARGEST_SUM))
 
     def is_also_quantized(self, op: Op) -> bool:
         """A float result that is also quantized as it is: ONNX Runtime would round the float bias of such a layer."""
@@ -166,6 +227,13 @@ class QdqWriter(OnnxWriter):
             self.constant(f"{op.name}.bias_zero", zeros, np.int32),
         ]  # fmt: skip
         return [weight, self.node("DequantizeLinear", op, names, "bias_read", axis=0)]
+
+
+def transposed_weight(weight: np.ndarray, groups: int) -> np.ndarray:
+    """(out, in / groups, kh, kw) -> (in, out / groups, kh, kw), as ConvTranspose has it."""
+    out, inside, *kernel = weight.shape
+    split = weight.reshape(groups, out // groups, inside, *kernel).swapaxes(1, 2)
+    return split.reshape(groups * inside, out // groups, *kernel)
 
 
 def same_codes(scale: np.ndarray, shift: np.ndarray, spread: int, levels: int) -> tuple[np.ndarray, np.ndarray, float]:

@@ -14,19 +14,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anyprec.errors import AnyprecError
+from anyprec.format.graph import INPUT
 
 TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 BATCH = 100  # images a run
 TIMEOUT_S = 3600.0
 
-Run = Callable[[np.ndarray], list[np.ndarray]]  # a batch (N, C, H, W) float32 -> outputs
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]  # a batch, by input -> outputs
 
 
 class EngineFailed(AnyprecError):
@@ -38,13 +39,18 @@ def is_installed(engine: str) -> bool:
 
 
 def run_elsewhere(
-    engine: str, models: Sequence[str | Path], x: np.ndarray, threads: int = 1, batch: int = BATCH
+    engine: str,
+    models: Sequence[str | Path],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    threads: int = 1,
+    batch: int = BATCH,
 ) -> list[list[np.ndarray]]:
-    """The outputs of each model for all of x (N, C, H, W), float32."""
+    """The outputs of each model for all of x: (N, C, H, W) float32, or every input by name."""
     if not is_installed(engine):
         raise EngineFailed(f"{TITLES[engine]} is not installed: pip install {engine}")
     with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder) / "x.npy", x)
+        given: dict[str, Any] = {INPUT: x} if isinstance(x, np.ndarray) else dict(x)
+        np.savez(Path(folder) / "inputs.npz", **given)
         order = {
             "engine": engine, "folder": folder, "threads": threads, "batch": batch,
             "models": [os.path.abspath(model) for model in models],
@@ -70,11 +76,14 @@ def reason(code: int, said: str) -> str:
 def main() -> None:
     order = json.loads(sys.stdin.read())
     folder = Path(order["folder"])
-    x, size = np.load(folder / "x.npy"), order["batch"]
+    size = order["batch"]
+    with np.load(folder / "inputs.npz") as file:
+        given = dict(file)
+    total = len(next(iter(given.values())))
     counts = []
     for i, model in enumerate(order["models"]):
         run = OPEN[order["engine"]](model, order["threads"])
-        parts = [run(np.ascontiguousarray(x[start : start + size])) for start in range(0, len(x), size)]
+        parts = [run({name: x[at : at + size] for name, x in given.items()}) for at in range(0, total, size)]
         outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         counts.append(len(outputs))
         for j, output in enumerate(outputs):
@@ -88,8 +97,7 @@ def open_onnxruntime(model: str, threads: int) -> Run:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return lambda x: list(session.run(None, {name: x}))
+    return lambda given: list(session.run(None, given))
 
 
 def open_openvino(model: str, threads: int) -> Run:
@@ -97,7 +105,7 @@ def open_openvino(model: str, threads: int) -> Run:
     core = ov.Core()
     settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     compiled: Any = core.compile_model(core.read_model(model), "CPU", settings)
-    return lambda x: [np.array(value) for value in compiled([x]).values()]
+    return lambda given: [np.array(value) for value in compiled(given).values()]
 
 
 OPEN: dict[str, Callable[[str, int], Run]] = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}

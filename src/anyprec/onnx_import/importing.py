@@ -88,6 +88,16 @@ def read_model(onnx: Any, path: str | Path) -> Any:
     return model
 
 
+def free_input_shape(path: str | Path) -> tuple[int | None, ...]:
+    """Sizes of a model's first input without the batch; None where the model leaves one free."""
+    model = read_model(onnx_package(), path)
+    constants = {one.name for one in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name not in constants:
+            return tuple(dim.dim_value or None for dim in value.type.tensor_type.shape.dim)[1:]
+    raise UnsupportedOperation("the model has no input")
+
+
 def make_builder(onnx: Any, model: Any, input_shape: Sequence[int] | None) -> NetworkBuilder:
     constants = {one.name for one in model.graph.initializer}
     inputs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}

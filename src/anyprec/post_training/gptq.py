@@ -32,8 +32,9 @@ from anyprec.widths import FLOAT
 
 CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range of least squared error
 SEARCHED_UP_TO = 6  # bits; above, ranges differ by less than noise
-SEARCH_VALUES = 2_000_000  # of a layer's input, that ranges are tried on
+SEARCH_VALUES = 2_000_000  # of a layer's input, or output, that ranges are tried on
 POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
+FEW_POSITIONS = 0.1  # damping, times weights of an output per position: few positions are fitted, and others suffer
 LEAST = 1e-12
 
 
@@ -46,15 +47,16 @@ class GptqSettings:
     sweeps: int = 2  # over the columns of a weight, after the first pass
     shrink: float = 1.0  # outputs: 0 gives them float's variance, 1 the least squared error
     search_ranges: bool = True
-    equalize: bool = True  # a range for each input channel of a depth-wise convolution
+    equalize: bool = False  # a range for each input channel of a depth-wise convolution
+    migrate: float = 0.0  # of other layers: the share of a channel's range that goes over to the weights; 0: none
     tune_steps: int = 100  # of each width that needs it; 0: closed forms only
     tune_rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.importance <= 0 or self.damping <= 0 or self.tune_rate <= 0:
             raise AnyprecError(f"{self}: importance, damping and tune_rate must be above 0")
-        if self.sweeps < 0 or self.tune_steps < 0 or not 0 <= self.shrink <= 1:
-            raise AnyprecError(f"{self}: sweeps and tune_steps are 0 or more, shrink is between 0 and 1")
+        if self.sweeps < 0 or self.tune_steps < 0 or not 0 <= self.shrink <= 1 or not 0 <= self.migrate <= 1:
+            raise AnyprecError(f"{self}: sweeps and tune_steps are 0 or more, shrink and migrate between 0 and 1")
 
 
 class GptqVisitor(LockstepVisitor):
@@ -64,8 +66,7 @@ class GptqVisitor(LockstepVisitor):
         self.widths, self.settings, self.bar = tuple(widths), settings, bar
 
     def layer(self, name: str, layer: AnyLayer, given: list[Tensor]) -> None:
-        if self.settings.equalize:
-            equalize_channels(layer, given[0])
+        equalize_channels(layer, given[0], self.settings)
         fit_input_ranges(layer, given, self.widths, self.settings.search_ranges)
         # Not transposed ones, whose columns are another matter.
         if isinstance(layer, (AnyConv1d, AnyConv2d, AnyLinear)) and has_plain_weight(layer):
@@ -128,22 +129,36 @@ def affine_fit(made: Tensor, wanted: Tensor, axis: int, shrink: float) -> tuple[
 # --- Inputs ---
 
 
-def equalize_channels(layer: AnyLayer, plain: Tensor) -> None:
-    """Divisors for the input of a depth-wise convolution, so that all its channels fill one range.
+def equalize_channels(layer: AnyLayer, plain: Tensor, settings: GptqSettings) -> None:
+    """Divisors for the channels of a layer's input, so that they fill one range better; its weights take them up.
 
-    Cross-layer equalization (Nagel et al., ICCV 2019, arXiv:1906.04721) without another layer: each output reads one
-    input channel, so its own scale takes the divisor up, exactly and whatever activation comes before. Other layers
-    would have to choose between their inputs and the columns of their weights.
+    Cross-layer equalization (Nagel et al., ICCV 2019, arXiv:1906.04721) without another layer, whatever activation
+    comes before. In a depth-wise convolution each output reads one channel, so its own scale takes the divisor up and
+    nothing is lost: all channels fill the range. Other layers choose between their inputs and the columns of their
+    weights: d = (largest |x|)^migrate / (largest |w|)^(1 - migrate), as SmoothQuant (Xiao et al., ICML 2023,
+    arXiv:2211.10438).
+
+    Off by default: a channel's range is then known only from the images that were seen, and on others it is cut off.
     """
-    if not isinstance(layer, (AnyConv1d, AnyConv2d)) or not 1 < layer.groups == layer.in_channels:
+    if not isinstance(layer.act, InputQuantizer) or not isinstance(layer, (AnyConv1d, AnyConv2d, AnyLinear)):
         return
-    if not isinstance(layer.act, InputQuantizer):
+    groups = 1 if isinstance(layer, AnyLinear) else layer.groups
+    axis = plain.dim() - 1 if isinstance(layer, AnyLinear) else 1
+    inputs = relative(plain.movedim(axis, 0).flatten(1).abs().amax(1))  # (C,)
+    migrate = settings.migrate
+    if 1 < groups == len(inputs) and settings.equalize:
+        divisors = inputs
+    elif groups == 1 and migrate and has_plain_weight(layer):
+        columns = relative(layer.weight.detach().transpose(0, 1).flatten(1).abs().amax(1))
+        divisors = relative(inputs**migrate / columns ** (1 - migrate))
+    else:
         return
-    largest = plain.transpose(0, 1).flatten(1).abs().amax(1)  # (C,)
-    middle = largest.median().clamp_min(LEAST)
-    # A channel that is dead here may not be elsewhere: it is not blown up.
-    divisors = (largest / middle).clamp(0.01, 100)
-    layer.act.divisors = divisors.view(-1, *(1,) * (plain.dim() - 2))
+    layer.act.divisors = divisors.view(-1, *(1,) * (plain.dim() - 1 - axis))
+
+
+def relative(sizes: Tensor) -> Tensor:
+    """To their median. A channel that is dead on these images may not be elsewhere: it is not blown up."""
+    return (sizes / sizes.median().clamp_min(LEAST)).clamp(0.01, 100)
 
 
 def undivided(layer: AnyLayer, x: Tensor) -> Tensor:
@@ -157,7 +172,9 @@ def fit_input_ranges(layer: AnyLayer, given: list[Tensor], widths: Sequence[int]
     if not isinstance(act, InputQuantizer):
         return
     act.signed, act.undecided = any(bool((share < 0).any()) for share in given), False
-    few = max(1, min(len(given[0]), SEARCH_VALUES * len(given[0]) // max(given[0].numel(), 1)))
+    count = len(given[0])
+    values = max(given[0].numel(), count * float_output(layer, given[0][:1]).numel()) if search else 1
+    few = max(1, min(count, SEARCH_VALUES * count // max(values, 1)))
     wanted = None
     for bits, share in zip(widths, given[1:], strict=True):
         base = best_range(
@@ -201,18 +218,15 @@ def fit_codes(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], setti
     at = sampled_positions(layer, given[0], max(POSITIONS, 4 * depth))
     plain = input_columns(layer, given[0], at)
     weight = layer.weight.detach().reshape(groups, -1, depth)  # (G, o, c)
+    divided = column_divisors(layer, groups, depth)
+    damping = settings.damping + FEW_POSITIONS * depth / len(at)
     moments, wanted = [], []
     for bits, share in zip(widths, given[1:], strict=True):
         own = input_columns(layer, share if layer.act is None else layer.act(share, bits), at)
         of_own, cross = ((x @ own.transpose(1, 2) / len(at)).double() for x in (own, plain))  # (G, c, c)
-        damp = settings.damping * of_own.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(LEAST)
-        divided = (
-            torch.ones(groups, 1, 1)
-            if layer.act is None or layer.act.divisors is None
-            else (layer.act.divisors.reshape(groups, 1, 1))
-        )
+        damp = damping * of_own.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(LEAST)
         diagonal = damp[:, None, None] * torch.eye(depth, dtype=torch.float64, device=weight.device)
-        right = (cross + diagonal * divided.double()).transpose(1, 2) @ weight.double().transpose(1, 2)
+        right = (cross + diagonal * divided).transpose(1, 2) @ weight.double().transpose(1, 2)
         wanted.append(torch.linalg.solve(of_own + diagonal, right).transpose(1, 2))
         moments.append(of_own + diagonal)
     importance = torch.tensor([settings.importance ** (k - min(widths)) for k in widths], device=weight.device)
@@ -223,6 +237,14 @@ def fit_codes(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], setti
         codes.reshape(layer.weight.shape),
         {k: s.reshape(shape).to(layer.weight.dtype).clone() for k, s in zip(widths, scales, strict=True)},
     )
+
+
+def column_divisors(layer: AnyLayer, groups: int, depth: int) -> Tensor:
+    """(G, c, 1) float64: what each weight of an output is multiplied by, as its input is divided by it."""
+    if layer.act is None or layer.act.divisors is None:
+        return torch.ones(groups, 1, 1, dtype=torch.float64, device=layer.weight.device)
+    by_channel = layer.act.divisors.double().reshape(groups, -1)  # (G, C / G)
+    return by_channel.repeat_interleave(depth // by_channel.shape[1], dim=1)[..., None]
 
 
 def sampled_positions(layer: AnyLayer, x: Tensor, most: int) -> Tensor:

@@ -1,6 +1,7 @@
-"""A network by the name a user types: `module:function`, `file.py:function` or a timm name in, an `nn.Module` out.
+"""A network by the name a user types: an ONNX file, `module:function`, `file.py:function` or a timm name in, an
+`nn.Module` and what is known of its pictures out.
 
-Called by cli/quantize.py. A function may return the network, or the network and its Preprocessing.
+Called by quantize.py and cli/quantize.py. A function may return the network, or the network and its Preprocessing.
 """
 
 from __future__ import annotations
@@ -8,28 +9,78 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from anyprec.errors import AnyprecError, MissingExtra
+from anyprec.errors import AnyprecError, CheckpointError, MissingExtra, UnsupportedOperation
+from anyprec.onnx_import.importing import free_input_shape, import_onnx
 from anyprec.preprocessing import Preprocessing
 
+FORMS = "an ONNX file, a timm name, or module:function (file.py:function) that makes it"
+WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".bin", ".safetensors")
 
-def named_network(name: str) -> tuple[nn.Module, Preprocessing | None]:
-    """Runs code that the user names: the function's, or timm's."""
-    if name.endswith(".onnx"):
-        return from_onnx(name)
+
+def named_network(
+    name: str, *, size: tuple[int, int] | None = None, weights: str | Path | None = None
+) -> tuple[nn.Module, Preprocessing | None]:
+    """Runs code that the user names: the function's, or timm's.
+
+    size: height and width of the pictures, for an ONNX file that leaves them free. weights: of a timm network, from a
+    file.
+    """
+    path = Path(name)
+    if path.suffix.lower() == ".onnx":
+        refuse_weights(name, weights, "an ONNX file brings its weights")
+        return from_onnx(path, size), None
     if ":" in name:
+        refuse_weights(name, weights, "let the function load them")
         return from_function(name)
-    return from_timm(name), None
+    if path.suffix == ".py":
+        raise AnyprecError(f"{name} names no function; give {name}:make, where make() gives the network")
+    if path.suffix.lower() in WEIGHTS:
+        raise AnyprecError(f"{name} holds weights and no network; give {FORMS}, and load the weights there")
+    if path.suffix.lower() == ".apm":
+        raise AnyprecError(f"{name} is a packed model file already; give the float network: {FORMS}")
+    return from_timm(name, weights), None
 
 
-def from_onnx(path: str) -> tuple[nn.Module, Preprocessing | None]:
-    """The place for the ONNX importer."""
-    raise AnyprecError(f"{path}: ONNX files are not read yet; give a timm name, or module:function in Python")
+def refuse_weights(name: str, weights: str | Path | None, reason: str) -> None:
+    if weights is not None:
+        raise AnyprecError(f"weights={str(weights)!r} are for timm names; {name} is none: {reason}")
+
+
+# --- ONNX ---
+
+
+def from_onnx(path: Path, size: tuple[int, int] | None) -> nn.Module:
+    """Imported and compared with the model, at the size it has, or at `size` where it leaves that free."""
+    known = free_input_shape(path)
+    shape: tuple[int, ...] | None = None
+    if None in known:
+        sizes = ", ".join("any" if n is None else str(n) for n in known)
+        if len(known) != 3:
+            raise AnyprecError(f"{path} takes (N, {sizes}), which are no pictures; fix its sizes when it is exported")
+        if size is None:
+            raise AnyprecError(f"{path} takes pictures of any size (N, {sizes}); give one, such as --size 224")
+        shape = (known[0] or 3, known[1] or size[0], known[2] or size[1])
+    elif size is not None and len(known) == 3 and known[1:] != size:
+        raise AnyprecError(
+            f"{path} takes pictures of {known[1]} x {known[2]} only, not {size[0]} x {size[1]}; leave the size out"
+        )
+    net = import_onnx(path, input_shape=shape)
+    if len(net.input_shapes) > 1:
+        raise UnsupportedOperation(
+            f"{path} has {len(net.input_shapes)} inputs ({', '.join(net.input_names)}), quantize takes networks of "
+            "one; in Python: anyprec.import_onnx, anyprec.ptq with batches as dicts, anyprec.pack"
+        )
+    return net
+
+
+# --- Python ---
 
 
 def from_function(name: str) -> tuple[nn.Module, Preprocessing | None]:
@@ -37,11 +88,14 @@ def from_function(name: str) -> tuple[nn.Module, Preprocessing | None]:
     try:
         module = load_file(Path(place)) if place.endswith(".py") else load_module(place)
         make: Callable[[], Any] = getattr(module, attribute)
-    except (ImportError, AttributeError, OSError) as error:
-        raise AnyprecError(f"{name}: {error}; give module:function or file.py:function, which makes the network") from (
-            error
-        )
-    made = make if isinstance(make, nn.Module) else make()
+    except AnyprecError:
+        raise
+    except Exception as error:  # the user's own code may raise anything, when it is imported as well
+        raise AnyprecError(f"{name}: {first_line(error)}; give module:function or file.py:function") from error
+    if not isinstance(make, nn.Module) and not callable(make):
+        raise AnyprecError(f"{name} is a {type(make).__name__}; it must be an nn.Module, or a function that makes one")
+    with in_one_line(f"{name} makes no network"):
+        made = make if isinstance(make, nn.Module) else make()
     net, how = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, nn.Module) or not isinstance(how, (Preprocessing, type(None))):
         raise AnyprecError(
@@ -50,8 +104,28 @@ def from_function(name: str) -> tuple[nn.Module, Preprocessing | None]:
     return net, how
 
 
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """What code of others raises, as an error of ours."""
+    try:
+        yield
+    except AnyprecError:
+        raise
+    except Exception as error:
+        raise AnyprecError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The message, and the kind where the message alone says little: "KeyError: 'x'"."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    plain = isinstance(error, (AnyprecError, ImportError, AttributeError, OSError)) and text
+    return text if plain else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
 def load_module(name: str) -> Any:
     """As `python -m` finds it: the working folder first."""
+    if not name:
+        raise ImportError("it names no module")
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
@@ -69,17 +143,32 @@ def load_file(path: Path) -> Any:
     return module
 
 
-def from_timm(name: str) -> nn.Module:
+# --- timm ---
+
+
+def from_timm(name: str, weights: str | Path | None = None) -> nn.Module:
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
         raise MissingExtra(
-            f"{name!r} is a timm name, and timm is not installed: pip install timm; or give module:function"
+            f"{name!r} is no file and no module:function, so it is a timm name, and timm is not installed: "
+            f"pip install timm; or give {FORMS}"
         ) from error
-    try:
-        net: nn.Module = timm.create_model(name, pretrained=True)
-    except Exception as error:  # an unknown name, no network, no pretrained weights: timm's own words say which
-        raise AnyprecError(f"timm cannot make {name!r}: {str(error).splitlines()[0] if str(error) else error}") from (
-            error
-        )
+    except Exception as error:  # a torchvision that was built for another torch
+        raise AnyprecError(f"{name!r} is a timm name, and timm cannot be imported: {first_line(error)}") from error
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name}*")[:3]
+        hint = f"; did you mean {', '.join(near)}?" if near else f"; give {FORMS}"
+        raise AnyprecError(f"{name!r} is no network of timm {timm.__version__}{hint}")
+    if weights is None:
+        with in_one_line(f"timm has no weights of {name!r} at hand (give them with --weights FILE)"):
+            return made_by_timm(timm, name, pretrained=True)
+    if not Path(weights).is_file():
+        raise CheckpointError(f"there is no file {weights}; give the weights of {name}")
+    with in_one_line(f"{weights} does not fit {name}"):
+        return made_by_timm(timm, name, pretrained=False, checkpoint_path=str(weights))
+
+
+def made_by_timm(timm: Any, name: str, **options: Any) -> nn.Module:
+    net: nn.Module = timm.create_model(name, **options)
     return net

@@ -6,6 +6,7 @@ The file is compared with the network by `pack` before it gets its name. Called 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,13 +19,18 @@ from torch import Tensor, nn
 
 from anyprec.data.folder import SUFFIXES
 from anyprec.data.sets import pillow_open, undecodable
-from anyprec.errors import AnyprecError, DataError
+from anyprec.errors import AnyprecError, DataError, ModelFileError, UnsupportedOperation
+from anyprec.files import cannot_write, is_special
+from anyprec.nn.convert import convert
+from anyprec.nn.observe import run_call
 from anyprec.nn.plain import to_float_network
 from anyprec.nn.switching import bits as at_bits
-from anyprec.packing.packing import PackReport, pack
+from anyprec.packing.packing import PackReport, pack, unsupported
+from anyprec.packing.trace import summary
 from anyprec.post_training.gptq import GptqSettings
 from anyprec.post_training.lockstep import first_tensor
-from anyprec.post_training.methods import integer_widths, ptq
+from anyprec.post_training.methods import check_method, integer_widths, ptq
+from anyprec.post_training.named_network import named_network
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.run.image_limits import check_file
@@ -47,6 +53,7 @@ class QuantizeReport:
     agreement: dict[int, float]  # width -> percent of answers (top-1) equal to float's
     error: dict[int, float]  # width -> difference of the outputs from float's, relative (root mean square)
     pack: PackReport
+    pictures: str = ""  # how pictures became inputs; empty: inputs were given
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,6 +62,7 @@ class QuantizeReport:
         on = f"{self.held_out} held-out images" if self.held_out else f"the same {self.images} images: too few to split"
         lines = [
             f"{self.path}: {self.network}, fitted to {self.images} images, compared with float on {on}",
+            *([f"  pictures {self.pictures}"] if self.pictures else []),
             f"  {'bits':>4}  {'same answer':>11}  {'output error':>12}  {'bytes':>12}",
         ]
         for bits, same in self.agreement.items():
@@ -64,7 +72,7 @@ class QuantizeReport:
 
 
 def quantize(
-    net: nn.Module,
+    net: nn.Module | str | Path,
     images: Any,
     path: str | Path,
     *,
@@ -81,7 +89,8 @@ def quantize(
 ) -> QuantizeReport:
     """Write `net` to `path` as one model file that runs at any of `widths`, and say what each of them costs.
 
-    net: any float network that `convert` and `pack` take, or an any-precision one, whose float half is taken.
+    net: any float network that `convert` and `pack` take, or an any-precision one, whose float half is taken; or what
+        `anyprec quantize` takes: an ONNX file, a timm name, "module:function" or "file.py:function", whose code runs.
     images: a folder of pictures (folders inside it too), a list of picture files, or inputs as the network takes them:
         a tensor (N, ...), or a list of tensors or batches. No labels. Some hundred of the kind it will meet.
     method: one of `ptq` whose result can be packed: "gptq", "bc" or "bs".
@@ -91,16 +100,23 @@ def quantize(
     progress: shows progress lines.
     """
     wanted = integer_widths(widths)
+    check_method(method)
     if method == "aciq":
         raise AnyprecError("method='aciq' cannot be packed; choose 'gptq', 'bc' or 'bs'")
+    check_output(Path(path))
+    known = None
+    if isinstance(net, (str, os.PathLike)):
+        name = name or network_name(net)
+        net, known = named_network(os.fspath(net), size=preprocessing.size if preprocessing else None)
     if not isinstance(net, nn.Module):
-        raise AnyprecError(f"quantize was given a {type(net).__name__}; give it an nn.Module")
+        raise AnyprecError(f"quantize was given a {type(net).__name__}; give it an nn.Module, or the name of one")
     net = to_float_network(net).eval()
-    how = preprocessing or preprocessing_of_timm(net)
+    how = preprocessing or known or preprocessing_of_timm(net)
     inputs = read_inputs(images, how, count, progress)
     home = next(net.parameters(), torch.empty(0))
-    inputs = inputs.to(home.device, home.dtype)
+    inputs = inputs.to(home.device, home.dtype if inputs.is_floating_point() else inputs.dtype)
     seen, tested = split_images(inputs)
+    check_network(net, seen[:2], wanted, keep, labels)
     model = ptq(net, list(torch.split(seen, AT_ONCE)), method, wanted, keep=keep, gptq=gptq, progress=progress)
     report = pack(
         model, path, example=seen[:PACK_IMAGES], widths=wanted, labels=labels, image=how, name=name,
@@ -108,7 +124,40 @@ def quantize(
     )  # fmt: skip
     agreement, error = compare_with_float(model, tested, wanted, progress)
     held_out = 0 if tested is seen else len(tested)
-    return QuantizeReport(str(path), report.network, len(seen), held_out, agreement, error, report)
+    pictures = str(how) if how is not None and not isinstance(images, (Tensor, np.ndarray)) else ""
+    return QuantizeReport(str(path), report.network, len(seen), held_out, agreement, error, report, pictures)
+
+
+def network_name(net: str | os.PathLike[str]) -> str:
+    """What the file calls it: "nets.py:make" -> "make", "folder/net.onnx" -> "net"."""
+    text = os.fspath(net)
+    return Path(text).stem if text.lower().endswith(".onnx") else text.rpartition(":")[2]
+
+
+def check_output(path: Path) -> None:
+    """Fitting takes minutes: a name that cannot be written is found before."""
+    if is_special(path):
+        raise ModelFileError(f"{path} is a device or a pipe; give the name of a file, such as net.apm")
+    kind = errno.EISDIR if path.is_dir() else 0 if path.parent.is_dir() else errno.ENOENT
+    if not kind and not os.access(path.parent, os.W_OK):
+        kind = errno.EACCES
+    if kind:
+        raise cannot_write(path, OSError(kind, os.strerror(kind)), ModelFileError)
+
+
+@torch.no_grad()
+def check_network(
+    net: nn.Module, few_inputs: Tensor, widths: Sequence[int], keep: Iterable[str], labels: Sequence[str] | None
+) -> None:
+    """What `pack` would refuse after minutes of fitting is refused now."""
+    made = first_tensor(run_call(net, ((few_inputs,), {}), "the images"))
+    if labels is not None and made.dim() == 2 and made.shape[1] != len(labels):
+        raise AnyprecError(
+            f"{len(labels)} labels for a network with {made.shape[1]} classes; give one for each, in order"
+        )
+    model = convert(net, [max(widths), FLOAT], few_inputs, keep=keep, clip="calibrated")
+    if lines := unsupported(model, few_inputs):
+        raise UnsupportedOperation(summary(lines))
 
 
 def split_images(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,12 +181,17 @@ def compare_with_float(
             if bar is not None:
                 bar.update()
             made = outputs(model, inputs, bits)
-            axis = 1 if made.dim() > 1 else 0
+            axis = class_axis(made)
             agreement[bits] = 100 * float((made.argmax(axis) == plain.argmax(axis)).double().mean())
             error[bits] = float((made - plain).norm() / plain.norm().clamp_min(1e-30))
         if bar is not None:
             bar.update()
     return agreement, error
+
+
+def class_axis(made: Tensor) -> int:
+    """Scores are (N, classes) or (N, classes, H, W); of texts (N, tokens, classes)."""
+    return {1: 0, 3: 2}.get(made.dim(), 1)
 
 
 def outputs(model: nn.Module, inputs: Tensor, bits: int) -> Tensor:

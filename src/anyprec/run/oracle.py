@@ -50,7 +50,7 @@ def as_numbers(name: str, x: np.ndarray, integer: bool) -> np.ndarray:
         assert x.dtype == F32, f"{name} is {x.dtype}, not float32 or uint8"
         return x
     whole = np.issubdtype(x.dtype, np.integer) or bool((x == np.rint(x)).all())
-    assert whole and (not x.size or np.abs(x).max() < 2**24), f"{name} holds indices: whole numbers below 2^24"
+    assert whole and (not x.size or np.abs(x).max() <= 2**24), f"{name} holds indices: whole numbers up to 2^24"
     return x.astype(F32)
 
 
