@@ -38,8 +38,8 @@ MAY_IMPORT = {
     "models": {"data"},  # `data` to download
     "format": {"models"},  # `models` for names instead of paths, here and below
     "packing": {"data", "format", "nn", "progress", "run", "training", "zoo"},  # `run` to check what it wrote
-    # `packing` and `run`: `quantize` also packs, and reads pictures within the limits of `run`
-    "post_training": {"data", "nn", "packing", "progress", "run", "training", "zoo"},
+    # `packing` and `run`: `quantize` also packs, and reads pictures within the limits of `run`; it takes ONNX files
+    "post_training": {"data", "nn", "onnx_import", "packing", "progress", "run", "training", "zoo"},
     "run": {"data", "format", "models", "progress", "_native"},
     "export": {"format", "models", "run"},  # `run` to check what it wrote
     "bench": {"data", "export", "format", "models", "progress", "run", "_native"},

@@ -21,6 +21,7 @@ from anyprec.onnx_import.importing import free_input_shape, import_onnx
 from anyprec.preprocessing import Preprocessing
 
 FORMS = "an ONNX file, a timm name, or module:function (file.py:function) that makes it"
+HUB = ("hf-hub:", "hf_hub:", "local-dir:")  # what timm takes beside its names
 WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".bin", ".safetensors")
 
 
@@ -36,6 +37,8 @@ def named_network(
     if path.suffix.lower() == ".onnx":
         refuse_weights(name, weights, "an ONNX file brings its weights")
         return from_onnx(path, size), None
+    if name.startswith(HUB):
+        return from_timm(name, weights), None
     if ":" in name:
         refuse_weights(name, weights, "let the function load them")
         return from_function(name)
@@ -156,7 +159,7 @@ def from_timm(name: str, weights: str | Path | None = None) -> nn.Module:
         ) from error
     except Exception as error:  # a torchvision that was built for another torch
         raise AnyprecError(f"{name!r} is a timm name, and timm cannot be imported: {first_line(error)}") from error
-    if not timm.is_model(name):
+    if not name.startswith(HUB) and not timm.is_model(name):
         near = timm.list_models(f"*{name}*")[:3]
         hint = f"; did you mean {', '.join(near)}?" if near else f"; give {FORMS}"
         raise AnyprecError(f"{name!r} is no network of timm {timm.__version__}{hint}")

@@ -124,8 +124,13 @@ def quantize(
     )  # fmt: skip
     agreement, error = compare_with_float(model, tested, wanted, progress)
     held_out = 0 if tested is seen else len(tested)
-    pictures = str(how) if how is not None and not isinstance(images, (Tensor, np.ndarray)) else ""
+    pictures = str(how) if how is not None and are_files(images) else ""
     return QuantizeReport(str(path), report.network, len(seen), held_out, agreement, error, report, pictures)
+
+
+def are_files(images: Any) -> bool:
+    first = next(iter(images), None) if isinstance(images, (list, tuple)) else images
+    return isinstance(first, (str, os.PathLike))
 
 
 def network_name(net: str | os.PathLike[str]) -> str:
