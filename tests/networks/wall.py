@@ -18,8 +18,10 @@ import math
 import multiprocessing
 import resource
 import tempfile
+import textwrap
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,7 +198,7 @@ def run_all(chosen: list[Network], args: argparse.Namespace) -> None:
         print(f"{row['state']:8} {row['network']:50} {row.get('why', '')}", flush=True)
         rows = {known["network"]: known for known in read_rows()} | {row["network"]: row}  # another run may add rows
         with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows[str(n)] for n in networks() if str(n) in rows)
 
@@ -228,11 +230,7 @@ def read_speeds() -> dict[str, dict[str, float]]:
 
 PAGE_TOP = """# Networks that pack
 
-{packed} of {tried} public networks ({percent:.0f} %) go through `convert`, a training step, `pack` and the
-engine. The others are refused in one line, below. None gives wrong answers: `pack` compares every
-file with the torch module at every width, and here the engine is also compared with the numpy
-oracle, bit for bit, at 1, 2, 4 and 8 bit. `python tests/networks/wall.py` repeats the table
-(`make networks` installs what it needs), and `make slow` fails where a network leaves its state.
+{summary}
 
 Weights are random, after one training step; the layers and shapes are those of the original, the
 images smaller.
@@ -253,10 +251,25 @@ images smaller.
 """
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    states = Counter(row["state"] for row in rows)
+    bad, untried = states["wrong"] + states["broken"], len(networks()) - len(rows)
+    return (
+        f"{states['packs']} of {len(rows)} public networks ({100 * states['packs'] / max(len(rows), 1):.0f} %) go "
+        "through `convert`, a training step, `pack` and the engine. "
+        + (f"{untried} more of the list have not been run yet. " if untried else "")
+        + f"{states['refused']} are refused in one line, below. "
+        + (f"{bad} fail in another way. " if bad else "None of them gives wrong answers: ")
+        + "`pack` compares every file with the torch module at every width, and here the engine is also compared with "
+        "the numpy oracle, bit for bit, at 1, 2, 4 and 8 bit. `python tests/networks/wall.py` repeats the table "
+        "(`make networks` installs what it needs), and `make slow` fails where a network leaves its state."
+    )
+
+
 def write_page() -> None:
     rows, speeds = read_rows(), read_speeds()
     packed = [row for row in rows if row["state"] == "packs"]
-    lines = PAGE_TOP.format(packed=len(packed), tried=len(rows), percent=100 * len(packed) / max(len(rows), 1))
+    lines = PAGE_TOP.format(summary=textwrap.fill(summary(rows), 100, break_on_hyphens=False))
     lines = [
         *lines.splitlines(),
         "",
