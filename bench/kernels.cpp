@@ -338,6 +338,16 @@ int check_rows(const Kernels &kernels) {
                 [&](const Kernels &k, auto &to) { k.widen(codes.data(), count, to.data()); });
         compare("to_floats", std::vector<float>(count),
                 [&](const Kernels &k, auto &to) { k.to_floats(codes.data(), count, to.data()); });
+        for (size_t rows : {size_t(1), size_t(7), size_t(8), size_t(21)}) { // of n columns
+            const std::vector<float> matrix = draw_floats(rows * (count + 3));
+            const std::vector<uint8_t> bytes = draw_codes(rows * (count + 3), 8);
+            compare("transpose_floats", std::vector<float>(count * (rows + 2)), [&](const Kernels &k, auto &to) {
+                k.transpose_floats(matrix.data(), count + 3, rows, count, to.data(), rows + 2);
+            });
+            compare("transpose_codes", std::vector<uint8_t>(count * (rows + 2)), [&](const Kernels &k, auto &to) {
+                k.transpose_codes(bytes.data(), count + 3, rows, count, to.data(), rows + 2);
+            });
+        }
         compare("sums", std::vector<int32_t>(6), [&](const Kernels &k, auto &to) {
             k.sums(codes.data(), 0, 3, n, to.data(), 2); // the same pixel three times
         });

@@ -43,6 +43,7 @@ from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, ModelCard, ProfileFa
 from anyprec.nn.switching import widths_of
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
+from anyprec.training.build import model_file_of
 from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.trained_run import checkpoint_of
@@ -148,7 +149,11 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
     if not recipe:
         raise AnyprecError(f"{path} does not say by which recipe it was trained; train it with `anyprec train`")
     before: list[dict[str, Any]] = []
-    if start := recipe.get("init"):
+    start = recipe.get("init")
+    if start and (file := model_file_of(start)) is not None:  # its checkpoint may be lost: its card has the recipes
+        before = list(catalog.card(file.stem).training["recipes"])
+        recipe["init"] = "the model file of the stage before"
+    elif start:
         if not Path(start).is_file():
             raise AnyprecError(f"{path} began with {start}, which is not here; its recipe belongs into the card")
         before = recipes_of(Path(start))

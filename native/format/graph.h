@@ -88,6 +88,11 @@ enum class OpKind {
     recurrent,
 };
 
+// Whether integers of 32 bits hold twice the sum of so many products of codes of so many bits: ARITHMETIC.md, 8.6.
+inline bool product_fits(int terms, int left_bits, int right_bits) {
+    return int64_t(terms) << (left_bits + right_bits) < int64_t(1) << 30;
+}
+
 enum class ResizeMode { nearest, bilinear };
 
 // Only the attributes that FORMAT.md lists for the kind are set; the others keep these defaults. A linear has the
@@ -132,11 +137,12 @@ struct Op {
     bool integer = false; // input: holds whole numbers
     Shape shape;          // constant, input, reshape; 0: free, or what is left
 
-    int channels = 0;             // C of its value; 0 where it depends on a free input size
-    bool codes = false;           // its value is codes in profiles that are integer there
-    int quantizer = -1;           // the op that made these codes (itself, or seen through ops that pass codes on)
-    const float *table = nullptr; // (profiles, table_row), or nullptr for ops without one
-    size_t table_row = 0;         // floats of one profile: 2 C, 2 out, or 2
+    int channels = 0;              // C of its value; 0 where it depends on a free input size
+    bool codes = false;            // its value is codes in profiles that are integer there
+    bool multiplies_codes = false; // matmul: so are the values it reads
+    int quantizer = -1;            // the op that made these codes (itself, or seen through ops that pass codes on)
+    const float *table = nullptr;  // (profiles, table_row), or nullptr for ops without one
+    size_t table_row = 0;          // floats of one profile: 2 C, 2 out, or 2
 };
 
 struct Weight {

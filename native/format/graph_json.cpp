@@ -312,7 +312,7 @@ ParsedGraph parse_graph(std::string_view text) {
 }
 
 bool has_table(const Op &op) {
-    return op.affine || op.kind == OpKind::dequantize || op.kind == OpKind::clip;
+    return op.affine || op.kind == OpKind::dequantize || op.kind == OpKind::clip || op.multiplies_codes;
 }
 
 } // namespace anyprec

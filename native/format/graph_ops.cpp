@@ -430,6 +430,11 @@ void GraphParser::check_codes(const std::string &where, Op &op) const {
         if (op.is_signed != (source >= 0 && graph_.ops[size_t(source)].is_signed))
             bad_graph(where + ": 'signed' is not what the codes it reads are made with");
         return;
+    case OpKind::matmul:
+        if ((source >= 0) != (quantizer_of(op.inputs[1]) >= 0))
+            bad_graph(where + " reads codes of a quantize and floats; it needs two of one kind");
+        op.multiplies_codes = source >= 0;
+        return;
     default:
         break;
     }

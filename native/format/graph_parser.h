@@ -56,6 +56,7 @@ class GraphParser {
     void parse_weight_bits(Fields &fields, Profile &profile) const;
     void parse_act_bits(Fields &fields, Profile &profile) const;
     void check_profile(const Profile &profile) const;
+    void check_product(const Profile &profile, const Op &op) const;
 
     static bool is_number(Value value) { return value.is(Type::integer) || value.is(Type::real); }
     // Bits that hold in every profile but float ones: 8 is the one such width; 0 where nothing is said.

@@ -113,6 +113,8 @@ void GraphParser::parse_act_bits(Fields &fields, Profile &profile) const {
 // 8 bits with inputs of 8 bits give 4608 * 255 * 255 = 2.996e8, seven times below 2^31.
 void GraphParser::check_profile(const Profile &profile) const {
     for (const Op &op : graph_.ops) {
+        if (op.multiplies_codes)
+            check_product(profile, op);
         if (op.weight < 0 || graph_.weights[size_t(op.weight)].is_float)
             continue;
         const Weight &weight = graph_.weights[size_t(op.weight)];
@@ -128,6 +130,19 @@ void GraphParser::check_profile(const Profile &profile) const {
         if (taps * size_t((1 << weight_bits) - 1) * size_t((1 << act_bits) - 1) >= size_t(DIMENSION_LIMIT))
             bad_graph(where() + "sums of " + std::to_string(taps) + " products do not fit 32 bit; give it fewer bits");
     }
+}
+
+// A product of two values of codes: both sides are integers in this profile, or none; its sums fit.
+void GraphParser::check_product(const Profile &profile, const Op &op) const {
+    const int left = profile.act_bits[size_t(quantizer_of(op.inputs[0]))];
+    const int right = profile.act_bits[size_t(quantizer_of(op.inputs[1]))];
+    auto where = [&] { return "profile " + quote(profile.name) + ", op " + quote(op.name) + ": "; };
+    if ((left == FLOAT_BITS) != (right == FLOAT_BITS))
+        bad_graph(where() + "inputs of " + std::to_string(left) + " and " + std::to_string(right) +
+                  " bits; both must be float (32) or neither");
+    const int terms = graph_.ops[size_t(op.inputs[0]) - 1].channels; // 0: not known yet
+    if (left != FLOAT_BITS && !product_fits(terms, left, right))
+        bad_graph(where() + "sums of " + std::to_string(terms) + " products do not fit 32 bit; give it fewer bits");
 }
 
 } // namespace anyprec

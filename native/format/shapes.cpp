@@ -380,9 +380,11 @@ class Inference {
     Shape recurrent(const Op &op) const {
         const Shape &in = input(op);
         const Weight &weight = graph_.weights[size_t(op.weight)];
-        if (in.rank != 2 || differ(in.c(), weight.shape[0]))
-            fail(op, "reads " + show(in) + "; it takes (N, L, " + std::to_string(weight.shape[0]) + ")");
-        return made(op, {in.size[0], weight.shape[3] - 1});
+        if (in.rank < 2 || differ(in.c(), weight.shape[0]))
+            fail(op, "reads " + show(in) + "; it takes (N, ..., L, " + std::to_string(weight.shape[0]) + ")");
+        Sizes sizes(in);
+        sizes.size[in.rank - 1] = weight.shape[3] - 1;
+        return made(op, sizes);
     }
 
     const Graph &graph_;

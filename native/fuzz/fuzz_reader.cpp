@@ -358,6 +358,7 @@ class Mutator {
                                              "\"transpose\"",
                                              "\"gather\"",
                                              "\"matmul\"",
+                                             "\"in\":[\"q\",\"k\"],",
                                              "\"constant\"",
                                              "\"recurrent\"",
                                              "\"axis\":1,",

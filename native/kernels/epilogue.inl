@@ -147,6 +147,29 @@ void epilogue_sums(const Epilogue &given, const Sum *acc, int width, int rows, i
     }
 }
 
+// A signed input and floats only: 2 acc + constants, scaled and stored, where all rows have the same constants.
+inline bool is_signed_sum(const Epilogue &e, int rows) {
+    if (!e.constants || e.doublings != 1 || e.window || !e.scale || !e.out || e.codes || e.residual || e.clip_first ||
+        e.clip_second)
+        return false;
+    for (int r = 1; r < rows; ++r)
+        if (e.constant_rows[r] != e.constant_rows[0])
+            return false;
+    return true;
+}
+inline void signed_sums(const Epilogue &e, const int32_t *acc, int width, int rows, int channels) {
+    const int32_t *constants = e.constants + e.constant_rows[0];
+    for (int c = 0; c < channels; c += W) {
+        const int n = channels - c;
+        const I constant = load(constants + c, n);
+        const F scale = load(e.scale + c, n), shift = load(e.shift + c, n);
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+            const I sum = load_sum(acc + r * width + c);
+            store(e.out + r * e.out_stride + c, fma(to_float(add(add(sum, sum), constant)), scale, shift), n);
+        }
+    }
+}
+
 template <typename Sum> void epilogue_tile(const Epilogue &e, const Sum *acc, int width, int rows, int channels) {
     using Function = void (*)(const Epilogue &, const Sum *, int, int, int);
 #define EPILOGUE4(n)                                                                                                   \
@@ -155,6 +178,9 @@ template <typename Sum> void epilogue_tile(const Epilogue &e, const Sum *acc, in
     static constexpr Function variants[] = {EPILOGUE16(0), EPILOGUE16(16), epilogue_sums<kAnyParts, Sum>};
 #undef EPILOGUE16
 #undef EPILOGUE4
+    if constexpr (std::is_same_v<Sum, int32_t>)
+        if (is_signed_sum(e, rows))
+            return signed_sums(e, acc, width, rows, channels);
     int parts = kAnyParts;
     if (!e.constants && !e.clip_first && !e.clip_second && e.doublings == (e.window ? 1 : 0))
         parts = (e.residual ? kResidual : 0) | (e.out ? kOut : 0) | (e.codes ? kCodes : 0) |

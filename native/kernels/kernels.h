@@ -343,6 +343,11 @@ struct Kernels {
     void (*maximum_codes)(uint8_t *best, const void *const *taps, int count, int channels);
     void (*accumulate)(float *sum, const float *x, int count);                                // sum += x
     void (*interpolate)(const float *a, const float *b, float weight, float *out, int count); // fma(weight, b - a, a)
+    // to[c * to_line + r] = from[r * from_line + c], for r < rows and c < columns.
+    void (*transpose_floats)(const float *from, size_t from_line, size_t rows, size_t columns, float *to,
+                             size_t to_line);
+    void (*transpose_codes)(const uint8_t *from, size_t from_line, size_t rows, size_t columns, uint8_t *to,
+                            size_t to_line);
     const FunctionKernels *functions;
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
 };

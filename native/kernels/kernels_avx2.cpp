@@ -180,6 +180,8 @@ inline I exponent_of(I a) { // of a float that is not negative
 
 #include "kernels/functions.inl"
 
+#include "kernels/transpose.inl"
+
 #include "kernels/epilogue.inl"
 
 // Winograd: V as 16-bit integers, or as bytes.
@@ -495,6 +497,8 @@ constexpr Kernels table = {"avx2",
                            maximum_codes,
                            accumulate,
                            interpolate,
+                           transpose_floats,
+                           transpose_codes,
                            &functions,
                            winograd};
 

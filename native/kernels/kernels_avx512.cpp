@@ -165,6 +165,8 @@ inline I exponent_of(I a) { // of a float that is not negative
 
 #include "kernels/functions.inl"
 
+#include "kernels/transpose.inl"
+
 #include "kernels/epilogue.inl"
 
 // Winograd: V as bytes. For 5-bit codes V lies in -62 .. 62, or 0 .. 124 at position 5.
@@ -370,6 +372,8 @@ constexpr Kernels table = {"avx512",
                            maximum_codes,
                            accumulate,
                            interpolate,
+                           transpose_floats,
+                           transpose_codes,
                            &functions,
                            winograd};
 

@@ -124,6 +124,13 @@ inline F choose(M m, F a, F b) {
 
 #include "kernels/toom_cook.inl"
 
+template <typename T>
+void transpose(const T *from, size_t from_line, size_t rows, size_t columns, T *to, size_t to_line) {
+    for (size_t c = 0; c < columns; ++c)
+        for (size_t r = 0; r < rows; ++r)
+            to[c * to_line + r] = from[r * from_line + c];
+}
+
 constexpr int kLanes = 8; // channels of a block
 
 void dot(const Tile &t) {
@@ -187,10 +194,26 @@ constexpr TileKernel float_toom_cook("toom-cook scalar", {Input::floats, Coding:
                                      {0, {1}, {toom_cook}}, 1, Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&integer_dot, nullptr};
 
-constexpr Kernels table = {"scalar",        integer,          &float_dot,    &float_toom_cook, toom_cook_input,
-                           depthwise_codes, depthwise_floats, epilogue_rows, lookup_offsets,   pixel_pair_offsets,
-                           widen,           to_floats,        sums,          maximum,          maximum_codes,
-                           accumulate,      interpolate,      &functions};
+constexpr Kernels table = {"scalar",
+                           integer,
+                           &float_dot,
+                           &float_toom_cook,
+                           toom_cook_input,
+                           depthwise_codes,
+                           depthwise_floats,
+                           epilogue_rows,
+                           lookup_offsets,
+                           pixel_pair_offsets,
+                           widen,
+                           to_floats,
+                           sums,
+                           maximum,
+                           maximum_codes,
+                           accumulate,
+                           interpolate,
+                           transpose<float>,
+                           transpose<uint8_t>,
+                           &functions};
 
 } // namespace
 

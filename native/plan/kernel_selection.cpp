@@ -69,6 +69,26 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     return best;
 }
 
+// Panels made at run time have no lookup tables and no split weights.
+const TileKernel *choose_product_kernel(const Kernels &kernels, int terms, int columns, LayerBits bits) {
+    const TileKernel *best = nullptr;
+    double best_rate = -1;
+    for (const TileKernel *const *p = kernels.integer; *p; ++p) {
+        const TileKernel &kernel = **p;
+        const bool plain = kernel.coding == Coding::centered8 || kernel.coding == Coding::centered16 ||
+                           kernel.coding == Coding::offset8;
+        if (!plain || !supports(kernel, bits) || terms > kernel.max_k)
+            continue;
+        const int steps = (terms + kernel.step_channels - 1) / kernel.step_channels;
+        const double rate = kernel.products_per_cycle *
+                            (static_cast<double>(columns) / (vectors_of(kernel, columns) * kernel.lanes)) *
+                            (static_cast<double>(terms) / (steps * kernel.step_channels));
+        if (rate > best_rate)
+            best = &kernel, best_rate = rate;
+    }
+    return best;
+}
+
 int patches_at_once(const Winograd &kernel, int in, int out) {
     const double row = 16.0 * in * static_cast<double>(kernel.element);
     return row * out <= 256 << 10 ? 32 : std::clamp(static_cast<int>((512 << 10) / row), 16, 64);

@@ -1,5 +1,5 @@
 // Kernel selection: the fastest kernel of an instruction set for a convolution, by a cost model. In: the kernels, the
-// op, its weight, bits and sizes. Out: a kernel. Called by plan_conv.cpp.
+// op, its weight, bits and sizes. Out: a kernel. Called by plan_conv.cpp and plan_products.cpp.
 #pragma once
 
 #include "format/graph.h"
@@ -14,6 +14,9 @@ struct LayerBits {
 
 // `split`: kernels whose panel has extra steps (Coding::split8) are allowed.
 const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split);
+
+// For a product of two values of codes, of `terms` terms; bits.weights are those of the second value.
+const TileKernel *choose_product_kernel(const Kernels &kernels, int terms, int columns, LayerBits bits);
 
 // A Winograd kernel if it is faster than `direct`, else nullptr.
 const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,

@@ -271,6 +271,16 @@ template <typename Body, typename OfBuffer> void over_offsets(Plan &plan, Body b
             body(zeros.offset);
         if (s.matmul && s.matmul->packs)
             body(s.matmul->scratch);
+        if (s.matmul && s.matmul->codes) {
+            CodesProduct &p = *s.matmul->codes;
+            body(p.panels);
+            if (p.column_factor)
+                body(p.columns);
+            if (p.window_factor)
+                body(p.windows);
+            if (p.wide)
+                body(p.widened);
+        }
         if (s.reduce && s.reduce->copies)
             body(s.reduce->scratch);
         if (s.recurrent)

@@ -128,6 +128,30 @@ struct ZeroRow {
     size_t offset, image, pixel; // as in Buffer; with `shift`
 };
 
+// What a code stands for: factor * code + shift.
+struct CodeValue {
+    int factor = 1, shift = 0;
+};
+
+// A product of two values of codes, by tiles (plan_products.cpp has the formulas). Panels, sums and widened codes are
+// made at run time: offsets into the arena.
+struct CodesProduct {
+    const TileKernel *kernel = nullptr;
+    std::vector<Block> blocks;
+    int steps = 0, bits = 0; // bits of the second value
+    CodeValue left, right;
+    bool wide = false;                           // the kernel reads 16-bit integers: what codes stand for
+    size_t row = 0;                              // bytes of a row of the first value, as the kernel reads it
+    int32_t row_offsets[kMaxRows];               // bytes, for tiles
+    int doublings = 0, window_factor = 0;        // as in Epilogue
+    int column_factor = 0, constant = 0;         // Epilogue::constants: column_factor * sum of a column + constant
+    std::vector<float> scale, shift;             // one number, as often as the widest block has channels
+    size_t left_count = 0, right_count = 0;      // matrices of the values, per image
+    size_t panel_bytes = 0;                      // of one matrix
+    size_t panels = 0, columns = 0, windows = 0; // [image][matrix]; columns where column_factor, windows where
+    size_t widened = 0;                          // window_factor, widened where `wide`
+};
+
 // A product of matrices: ARITHMETIC.md, section 8. The second matrix is packed into panels of kernels.matmul_width
 // columns, [panel][k][width], where that pays or it is transposed.
 struct MatmulStep {
@@ -138,6 +162,7 @@ struct MatmulStep {
     size_t packed_count = 0; // matrices to pack per image
     int packed_images = 1;   // 1 where the second value is a constant
     size_t panel_floats = 0, scratch = 0;
+    std::shared_ptr<CodesProduct> codes; // nullptr: floats
 };
 
 // A reduce or norm over axes. As rows: [outer][terms], contiguous; else [outer][terms][inner], terms added one by one.
@@ -153,7 +178,8 @@ struct ReduceStep {
 struct RecurrentStep {
     std::shared_ptr<const Panel> panel;
     int hidden = 0, gates = 0, length = 0;
-    size_t scratch = 0; // arena: sums of the gates and the state c, per image
+    int sequences = 1;  // of an image, one after another: its leading axes
+    size_t scratch = 0; // arena: sums of the gates and the state c, per sequence
 };
 
 struct Step {

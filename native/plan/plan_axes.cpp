@@ -96,6 +96,9 @@ void Builder::matmul_step(Step &s, int step) {
     p->n = s.shape.c();
     p->matrices = broadcast(a, b, leading, static_cast<size_t>(p->m) * static_cast<size_t>(p->k),
                             static_cast<size_t>(p->k) * static_cast<size_t>(p->n));
+    s.matmul = p;
+    if (has_codes(s.op->inputs[0]))
+        return codes_product_step(s, step);
     constexpr int kFewRows = 12; // fewer rows are done before the second matrix is packed
     p->packs = s.op->transposed || p->m > kFewRows;
     if (p->packs) {
@@ -109,7 +112,6 @@ void Builder::matmul_step(Step &s, int step) {
             too_large(static_cast<int>(s.op - graph.ops.data()) + 1, bytes);
         p->scratch = scratch(bytes * static_cast<size_t>(p->packed_images), step);
     }
-    s.matmul = p;
 }
 
 // [outer][terms], or [outer][terms][inner] where the last axis is none of `axes`.
@@ -152,9 +154,11 @@ void Builder::recurrent_step(Step &s, int step) {
     p->panel = panels(s.op->weight, FLOAT_BITS, nullptr, 0, {});
     p->hidden = weight.shape[3] - 1;
     p->gates = weight.shape[0];
-    p->length = s.shape.size[0];
-    p->scratch = scratch(
-        4 * (static_cast<size_t>(p->gates) + static_cast<size_t>(p->hidden)) * static_cast<size_t>(plan.images), step);
+    p->length = s.shape.size[s.shape.rank - 2];
+    p->sequences = static_cast<int>(s.shape.product(0, s.shape.rank - 2));
+    p->scratch = scratch(4 * (static_cast<size_t>(p->gates) + static_cast<size_t>(p->hidden)) *
+                             static_cast<size_t>(plan.images) * static_cast<size_t>(p->sequences),
+                         step);
     s.recurrent = p;
 }
 

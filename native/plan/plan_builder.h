@@ -73,6 +73,7 @@ class Builder {
     bool needs_memory(int constant) const;
     void axes_step(int op, Step &step, int number);
     void matmul_step(Step &step, int number);
+    void codes_product_step(Step &step, int number); // plan_products.cpp
     void reduce_step(Step &step, int number);
     void recurrent_step(Step &step, int number);
 

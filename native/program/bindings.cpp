@@ -162,7 +162,8 @@ NB_MODULE(_native, m) {
         .def_ro("op", &anyprec::StepInfo::op)
         .def_ro("work", &anyprec::StepInfo::work)
         .def_ro("products", &anyprec::StepInfo::products)
-        .def_ro("seconds", &anyprec::StepInfo::seconds);
+        .def_ro("seconds", &anyprec::StepInfo::seconds)
+        .def_ro("scalar", &anyprec::StepInfo::scalar);
 
     nb::class_<anyprec::Preprocessing>(m, "Preprocessing")
         .def_ro("resize", &anyprec::Preprocessing::resize)

@@ -554,6 +554,40 @@ std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat
     return steps({as_array(images)}, profile, repeat, threads);
 }
 
+namespace {
+
+// Numbers one by one: what has no kernel, and copies of runs below 16 bytes.
+bool is_scalar(const Step &s) {
+    constexpr size_t kShort = 16;
+    const size_t element = s.codes ? 1 : 4;
+    const auto run = [&](const Shape &shape, int axis) {
+        return element * static_cast<size_t>(shape.product(axis, shape.rank));
+    };
+    switch (s.kind) {
+    case Step::Kind::softmax:
+        return true;
+    case Step::Kind::transpose: {
+        const Permutation &p = s.permutation;
+        return std::find(p.stride, p.stride + p.rank, size_t(1)) == p.stride + p.rank;
+    }
+    case Step::Kind::pick: {
+        const bool together = s.op->kind == OpKind::slice && s.op->step == 1;
+        return run(together ? s.shape : s.input_shapes[0], s.op->axis + (together ? 0 : 1)) < kShort;
+    }
+    case Step::Kind::concat: {
+        const int axis = s.op->axis < 0 ? s.shape.rank - 1 : s.op->axis;
+        return std::any_of(s.input_shapes.begin(), s.input_shapes.end(),
+                           [&](const Shape &shape) { return run(shape, axis) < kShort; });
+    }
+    case Step::Kind::pad:
+        return run(s.input_shapes[0], 2) < kShort;
+    default:
+        return false;
+    }
+}
+
+} // namespace
+
 std::vector<StepInfo> Model::steps(const std::vector<InputArray> &arrays, int profile, int repeat, int threads) {
     static const char *const kinds[] = {"prepare",   "conv",   "elementwise", "dequantize", "concat", "max_pool",
                                         "avg_pool",  "resize", "softmax",     "flatten",    "pad",    "constant",
@@ -584,6 +618,7 @@ std::vector<StepInfo> Model::steps(const std::vector<InputArray> &arrays, int pr
         StepInfo info;
         info.op = s.op->name;
         info.work = kinds[static_cast<size_t>(s.kind)];
+        info.scalar = impl_->kernels == kernels_scalar() || is_scalar(s);
         if (s.conv) {
             const ConvStep &c = *s.conv;
             info.work = std::string(c.depthwise ? "depth-wise" : c.kernel->name) + (c.has_residual ? ", add" : "") +
@@ -591,6 +626,8 @@ std::vector<StepInfo> Model::steps(const std::vector<InputArray> &arrays, int pr
             info.products =
                 int64_t(plan->images) * c.out_pixels * c.out_channels * c.op->kernel[0] * c.op->kernel[1] * c.group_in;
         }
+        if (s.matmul && s.matmul->codes)
+            info.work = s.matmul->codes->kernel->name;
         if (s.matmul)
             info.products = int64_t(plan->images) * s.shape.product(0, s.shape.rank) * s.matmul->k;
         if (s.recurrent)

@@ -79,20 +79,15 @@ void Run::softmax(const Step &s) const {
 
 void Run::flatten(const Step &s) const {
     const Buffer &from = s.inputs[0];
-    const int channels = s.input_shapes[0].c();
+    const size_t channels = static_cast<size_t>(s.input_shapes[0].c()), rows = static_cast<size_t>(from.pixels);
     threads.run(plan.images, [&](int n) {
         const uint8_t *x = pixels(from, n);
         uint8_t *y = pixels(s.out, n);
-        if (s.codes) {
-            for (int p = 0; p < from.pixels; ++p)
-                for (int c = 0; c < channels; ++c)
-                    y[static_cast<size_t>(c) * from.pixels + p] = x[static_cast<size_t>(p) * channels + c];
-            return;
-        }
-        for (int p = 0; p < from.pixels; ++p)
-            for (int c = 0; c < channels; ++c)
-                std::memcpy(y + 4 * (static_cast<size_t>(c) * from.pixels + p),
-                            x + 4 * (static_cast<size_t>(p) * channels + c), 4);
+        if (s.codes)
+            kernels.transpose_codes(x, channels, rows, channels, y, rows);
+        else
+            kernels.transpose_floats(reinterpret_cast<const float *>(x), channels, rows, channels,
+                                     reinterpret_cast<float *>(y), rows);
     });
 }
 
@@ -171,7 +166,7 @@ bool Run::step(const Step &s) const {
         softmax_single(s);
         break;
     case Step::Kind::matmul:
-        matmul(s);
+        s.matmul->codes ? codes_product(s) : matmul(s);
         break;
     case Step::Kind::embedding:
         return embedding(s);

@@ -119,9 +119,15 @@ struct Run {
     void pack_matrices(const Step &s) const;
     void matmul(const Step &s) const;
     void recurrent(const Step &s) const;
+
+    // execute_products.cpp
+    void pack_codes(const Step &s) const;
+    void prepare_rows(const Step &s) const;
+    void codes_product(const Step &s) const;
 };
 
 // Positions first .. end along the first axis of a permuted copy of numbers of `element` bytes, 1 or 4.
-void permute(const Permutation &p, size_t element, int64_t first, int64_t end, const uint8_t *from, uint8_t *to);
+void permute(const Kernels &kernels, const Permutation &p, size_t element, int64_t first, int64_t end,
+             const uint8_t *from, uint8_t *to);
 
 } // namespace anyprec

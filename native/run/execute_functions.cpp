@@ -52,7 +52,7 @@ void Run::reduce(const Step &s) const {
     const size_t numbers = r.terms * r.inner;
     if (r.copies)
         over(static_cast<size_t>(r.there.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
+            permute(kernels, r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
                     arena + r.scratch + r.scratch_image * static_cast<size_t>(n));
         });
     const auto source = [&](int n) {
@@ -82,7 +82,7 @@ void Run::norm(const Step &s) const {
     const auto scratch = [&](int n) { return arena + r.scratch + r.scratch_image * static_cast<size_t>(n); };
     if (r.copies)
         over(static_cast<size_t>(r.there.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
+            permute(kernels, r.there, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
                     scratch(n));
         });
     const auto source = [&](int n) { return r.copies ? reinterpret_cast<const float *>(scratch(n)) : floats(s, 0, n); };
@@ -104,7 +104,8 @@ void Run::norm(const Step &s) const {
     }
     if (r.copies)
         over(static_cast<size_t>(r.back.size[0]), 1, [&](int n, size_t first, size_t end) {
-            permute(r.back, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), scratch(n), pixels(s.out, n));
+            permute(kernels, r.back, 4, static_cast<int64_t>(first), static_cast<int64_t>(end), scratch(n),
+                    pixels(s.out, n));
         });
 }
 
@@ -121,7 +122,8 @@ namespace {
 
 // Columns first .. of a matrix (terms, n), or (n, terms) if transposed, into a panel [terms][width]; columns past the
 // end are 0.
-void pack_panel(const float *b, bool transposed, size_t terms, size_t n, size_t first, size_t width, float *to) {
+void pack_panel(const Kernels &kernels, const float *b, bool transposed, size_t terms, size_t n, size_t first,
+                size_t width, float *to) {
     const size_t columns = std::min(width, n - first);
     if (!transposed) {
         for (size_t k = 0; k < terms; ++k, to += width) {
@@ -130,15 +132,10 @@ void pack_panel(const float *b, bool transposed, size_t terms, size_t n, size_t 
         }
         return;
     }
-    constexpr size_t kBlock = 16; // numbers of a cache line
-    for (size_t k = 0; k < terms; k += kBlock) {
-        const size_t end = std::min(terms, k + kBlock);
-        for (size_t j = 0; j < width; ++j) {
-            const float *row = b + (first + j) * terms;
-            for (size_t i = k; i < end; ++i)
-                to[i * width + j] = j < columns ? row[i] : 0.0f;
-        }
-    }
+    kernels.transpose_floats(b + first * terms, terms, columns, terms, to, width);
+    if (columns < width)
+        for (size_t k = 0; k < terms; ++k)
+            std::fill(to + k * width + columns, to + (k + 1) * width, 0.0f);
 }
 
 } // namespace
@@ -152,7 +149,7 @@ void Run::pack_matrices(const Step &s) const {
         const size_t all = static_cast<size_t>(m.packed_images) * each, tasks = std::min<size_t>(all, 1024);
         for (size_t i = static_cast<size_t>(task); i < all; i += tasks) {
             const size_t n = i / each, matrix = i % each / panels, panel = i % panels;
-            pack_panel(floats(s, 1, static_cast<int>(n)) + matrix * k * columns, s.op->transposed, k, columns,
+            pack_panel(kernels, floats(s, 1, static_cast<int>(n)) + matrix * k * columns, s.op->transposed, k, columns,
                        panel * width, width, reinterpret_cast<float *>(arena + m.scratch) + i * m.panel_floats);
         }
     });
@@ -200,49 +197,56 @@ void Run::matmul(const Step &s) const {
     });
 }
 
-// All images of a task go through a position together: the weights are read once for all of them.
+// All sequences of a task go through a position together: the weights are read once for all of them. Without leading
+// axes they are of several images; else of one, where they lie one after another.
 void Run::recurrent(const Step &s) const {
     const RecurrentStep &r = *s.recurrent;
     const FunctionKernels &f = *kernels.functions;
     const size_t gates = static_cast<size_t>(r.gates), hidden = static_cast<size_t>(r.hidden);
+    const size_t length = static_cast<size_t>(r.length), sequences = static_cast<size_t>(r.sequences);
+    const size_t images = static_cast<size_t>(plan.images), team = static_cast<size_t>(threads.count);
     const size_t width = static_cast<size_t>(f.matmul_width), panels = (gates + width - 1) / width;
     const float *bias = reinterpret_cast<const float *>(r.panel->data), *weights = bias + panels * width;
     float *sums = reinterpret_cast<float *>(arena + r.scratch);
-    float *states = sums + gates * static_cast<size_t>(plan.images);
-    std::fill(states, states + hidden * static_cast<size_t>(plan.images), 0.0f);
-    const int tasks = std::min(threads.count, plan.images);
-    threads.run(tasks, [&](int task) {
-        const int first = plan.images * task / tasks, end = plan.images * (task + 1) / tasks;
+    float *states = sums + gates * images * sequences;
+    std::fill(states, states + hidden * images * sequences, 0.0f);
+    const bool alone = sequences == 1;
+    const size_t groups = alone ? 1 : images, rows = alone ? images : sequences, parts = std::min(team, rows);
+    threads.run(static_cast<int>(groups * parts), [&](int task) {
+        const size_t group = static_cast<size_t>(task) / parts, part = static_cast<size_t>(task) % parts;
+        const size_t first = group * rows + rows * part / parts, end = group * rows + rows * (part + 1) / parts;
+        const auto image_of = [&](size_t row) { return static_cast<int>(row / sequences); };
+        const auto out = [&](size_t row) { return result(s, image_of(row)) + row % sequences * length * hidden; };
         MatmulTile t{};
-        t.a_stride = s.out.image / 4;
         t.b_stride = width;
         t.c_stride = gates;
-        t.rows = end - first;
+        t.rows = static_cast<int>(end - first);
         t.terms = r.hidden;
         t.whole = true;
         // h of the position before; the pixel of zeros at the start
-        t.a = reinterpret_cast<const float *>(image(s.out, first));
-        for (int i = 0; i < r.length; ++i) {
-            const size_t position = static_cast<size_t>(s.op->reverse ? r.length - 1 - i : i);
+        t.a = reinterpret_cast<const float *>(image(s.out, image_of(first)));
+        t.a_stride = alone ? s.out.image / 4 : 0;
+        for (size_t i = 0; i < length; ++i) {
+            const size_t position = s.op->reverse ? length - 1 - i : i;
             for (size_t panel = 0; panel < panels; ++panel) {
                 t.b = weights + panel * hidden * width;
-                t.c = sums + gates * static_cast<size_t>(first) + panel * width;
+                t.c = sums + gates * first + panel * width;
                 t.columns = static_cast<int>(std::min(width, gates - panel * width));
                 t.start = bias + panel * width;
                 f.matmul(t);
             }
-            for (int n = first; n < end; ++n) {
-                const size_t number = static_cast<size_t>(n);
+            for (size_t row = first; row < end; ++row) {
                 RecurrentCell cell{};
-                cell.x = floats(s, 0, n) + position * gates;
-                cell.u = sums + gates * number;
-                cell.before = t.a + t.a_stride * static_cast<size_t>(n - first);
-                cell.state = states + hidden * number;
-                cell.h = result(s, n) + position * hidden;
+                cell.x = floats(s, 0, image_of(row)) + (row % sequences * length + position) * gates;
+                cell.u = sums + gates * row;
+                cell.before = t.a + t.a_stride * (row - first);
+                cell.state = states + hidden * row;
+                cell.h = out(row) + position * hidden;
                 cell.hidden = r.hidden;
                 (s.op->function == Function::lstm ? f.lstm : f.gru)(cell);
             }
-            t.a = reinterpret_cast<const float *>(pixels(s.out, first)) + position * hidden;
+            t.a = out(first) + position * hidden;
+            t.a_stride = alone ? s.out.image / 4 : length * hidden;
         }
     });
 }

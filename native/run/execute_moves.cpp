@@ -13,24 +13,26 @@ size_t bytes_from(const Shape &shape, int first, bool codes) {
     return static_cast<size_t>(shape.product(first, shape.rank)) * (codes ? 1 : 4);
 }
 
-// Two axes: a line of the result is `stride` numbers apart in the source, and neighboring lines are `line` apart.
-// Blocks of 16 x 16: a cache line of the source serves 16 lines of the result while it is in L1.
-template <typename T>
-void transpose_plane(const T *from, size_t stride, size_t line, int64_t lines, size_t to_line, int64_t count, T *to) {
-    constexpr int64_t kBlock = 16;
-    for (int64_t y = 0; y < lines; y += kBlock)
-        for (int64_t x = 0; x < count; x += kBlock) {
-            const int64_t y_end = std::min(lines, y + kBlock), x_end = std::min(count, x + kBlock);
-            for (int64_t i = y; i < y_end; ++i) {
-                const T *f = from + line * static_cast<size_t>(i) + stride * static_cast<size_t>(x);
-                T *t = to + to_line * static_cast<size_t>(i) + x;
-                for (int64_t j = x; j < x_end; ++j, f += stride)
-                    *t++ = *f;
-            }
-        }
+void transpose_plane(const Kernels &kernels, const float *from, size_t stride, size_t lines, size_t to_line,
+                     size_t count, float *to) {
+    kernels.transpose_floats(from, stride, count, lines, to, to_line);
+}
+void transpose_plane(const Kernels &kernels, const uint8_t *from, size_t stride, size_t lines, size_t to_line,
+                     size_t count, uint8_t *to) {
+    kernels.transpose_codes(from, stride, count, lines, to, to_line);
 }
 
-template <typename T> void permute_numbers(const Permutation &p, int64_t first, int64_t end, const T *from, T *to) {
+// Two axes of which neither has neighbors in the source: a line of the result is `stride` numbers apart there, and
+// neighboring lines are `line` apart.
+template <typename T>
+void pick_plane(const T *from, size_t stride, size_t line, int64_t lines, size_t to_line, int64_t count, T *to) {
+    for (int64_t i = 0; i < lines; ++i, from += line, to += to_line)
+        for (int64_t j = 0; j < count; ++j)
+            to[j] = from[stride * static_cast<size_t>(j)];
+}
+
+template <typename T>
+void permute_numbers(const Kernels &kernels, const Permutation &p, int64_t first, int64_t end, const T *from, T *to) {
     size_t next[MAX_AXES]; // numbers of the result from one position of an axis to the next
     size_t product = 1;
     for (int i = p.rank; i-- > 0; product *= static_cast<size_t>(p.size[i]))
@@ -70,8 +72,11 @@ template <typename T> void permute_numbers(const Permutation &p, int64_t first, 
             for (int64_t i = 0; i < lines; ++i)
                 std::memcpy(t + next[plane] * static_cast<size_t>(i), f + p.stride[plane] * static_cast<size_t>(i),
                             sizeof(T) * static_cast<size_t>(p.size[last]));
+        else if (p.stride[plane] == 1)
+            transpose_plane(kernels, f, p.stride[last], static_cast<size_t>(lines), next[plane],
+                            static_cast<size_t>(p.size[last]), t);
         else
-            transpose_plane(f, p.stride[last], p.stride[plane], lines, next[plane], p.size[last], t);
+            pick_plane(f, p.stride[last], p.stride[plane], lines, next[plane], p.size[last], t);
         int axis = last - 1; // the next position of all other axes
         for (; axis >= 0; --axis) {
             if (axis == plane)
@@ -87,19 +92,20 @@ template <typename T> void permute_numbers(const Permutation &p, int64_t first, 
 
 } // namespace
 
-void permute(const Permutation &p, size_t element, int64_t first, int64_t end, const uint8_t *from, uint8_t *to) {
+void permute(const Kernels &kernels, const Permutation &p, size_t element, int64_t first, int64_t end,
+             const uint8_t *from, uint8_t *to) {
     if (element == 1)
-        permute_numbers(p, first, end, from, to);
+        permute_numbers(kernels, p, first, end, from, to);
     else
-        permute_numbers(p, first, end, reinterpret_cast<const uint32_t *>(from), reinterpret_cast<uint32_t *>(to));
+        permute_numbers(kernels, p, first, end, reinterpret_cast<const float *>(from), reinterpret_cast<float *>(to));
 }
 
 void Run::transpose(const Step &s) const {
     const size_t numbers = static_cast<size_t>(s.shape.product(0, s.shape.rank)), element = s.codes ? 1 : 4;
     const size_t size = static_cast<size_t>(s.permutation.size[0]);
     over(size, (4096 * size + numbers - 1) / numbers, [&](int n, size_t first, size_t end) {
-        permute(s.permutation, element, static_cast<int64_t>(first), static_cast<int64_t>(end), pixels(s.inputs[0], n),
-                pixels(s.out, n));
+        permute(kernels, s.permutation, element, static_cast<int64_t>(first), static_cast<int64_t>(end),
+                pixels(s.inputs[0], n), pixels(s.out, n));
     });
 }
 

@@ -128,6 +128,53 @@ void test_refused() {
     expect_kind(flatten.file(), "BadGraph", "an op for images reads other values");
 }
 
+// Two products: of codes with codes, which has a table, and of floats.
+struct Products : Builder {
+    Products() {
+        format = "3";
+        input = R"({"shape":[null,8],"image":null})";
+        planes = R"({"1":[0]})";
+        profiles = R"([{"name":"8","weights":1,"acts":{"q":8,"k":8},"accuracy":null}])";
+        profiles = replaced(profiles, R"("name":"8")", R"("name":"most")");
+        weights = "{}";
+        ops = R"([{"name":"q","op":"quantize","in":["input"],"signed":true,"rectify":false,"affine":false},)"
+              R"({"name":"k","op":"quantize","in":["input"],"signed":false,"rectify":false,"affine":false},)"
+              R"({"name":"turned","op":"transpose","in":["q"],"order":[1,0]},)"
+              R"({"name":"scores","op":"matmul","in":["turned","k"],"transposed":false},)"
+              R"({"name":"mixed","op":"matmul","in":["input","scores"],"transposed":false}])";
+        outputs = R"(["mixed"])";
+        tensors = {{"table.scores", "F32", "[1,2]", std::string(8, '\0')}};
+    }
+};
+
+void test_products() {
+    const Products products;
+    auto file = open_bytes(products.file());
+    const Graph &graph = file->graph();
+    expect(graph.ops[3].multiplies_codes && graph.ops[3].table && graph.ops[3].table_row == 2, "a product of codes");
+    expect(!graph.ops[4].multiplies_codes && !graph.ops[4].table, "a product of floats");
+    const auto broken = [](const std::string &from, const std::string &to, const char *error) {
+        Products other;
+        std::string &part = other.input.find(from) != std::string::npos      ? other.input
+                            : other.profiles.find(from) != std::string::npos ? other.profiles
+                                                                             : other.ops;
+        part = replaced(part, from, to);
+        expect_kind(other.file(), error, from + " -> " + to);
+    };
+    broken(R"("in":["turned","k"])", R"("in":["turned","input"])", "BadGraph");
+    broken(R"("in":["input","scores"])", R"("in":["input","k"])", "BadGraph");
+    broken(R"("in":["input","scores"])", R"("in":["q","k"])", "BadTensor");
+    broken(R"("k":8)", R"("k":32)", "BadGraph");
+    broken(R"("shape":[null,8])", R"("shape":[16384,8])", "BadGraph"); // 16384 x 2^16 is 2^30
+    broken(R"("transposed":false}])", R"("transposed":false,"signed":true}])", "BadGraph");
+    Products fits;
+    fits.input = replaced(fits.input, "[null,8]", "[16383,8]");
+    open_bytes(fits.file());
+    Products without;
+    without.tensors.clear();
+    expect_kind(without.file(), "BadTensor", "a product of codes without its table");
+}
+
 // Height of a transposed convolution's result, or 0 for an InputError.
 int transposed_height(int size, int kernel, int stride, int pad, int dilation, int extra) {
     Op op;
@@ -172,6 +219,7 @@ void test_transposed() {
 void test_format3() {
     test_tokens();
     test_refused();
+    test_products();
     test_transposed();
 }
 

@@ -37,6 +37,7 @@ class StepInfo:
     work: str
     products: int
     seconds: float
+    scalar: bool
 
 class InputInfo:
     name: str

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fake_rivals import write_packages
+from torch import nn
 
 from anyprec.bench import race as bench_module
 from anyprec.bench import rivals
@@ -21,6 +23,8 @@ from anyprec.errors import AnyprecError, UnsupportedBits
 from anyprec.format.file import write
 from anyprec.format.graph import INPUT, Graph, GraphProfile, Op, Weight
 from anyprec.format.model_file import ModelFile
+from anyprec.nn.convert import convert
+from anyprec.packing.packing import pack
 from anyprec.run.oracle import run_graph
 
 
@@ -449,3 +453,41 @@ def test_files_that_take_no_images(capsys):
     path = Path(__file__).parents[1] / "format" / "corpus" / "opens-format-3.apm"
     assert main(["bench", str(path), "--rivals", "none"]) == 2
     assert "takes no images" in capsys.readouterr().err
+
+
+# --- Tokens ---
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.a, self.b, self.c = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, words):
+        return self.c(self.b(self.a(self.table(words)).relu()).relu().mean(1))
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "words.apm"
+    example = torch.arange(10).view(2, 5)
+    pack(convert(Words().eval(), (1, 8), example=example), path, example=example)
+    return str(path)
+
+
+def test_tokens(words, fakes):
+    done = bench(BenchSettings(words, size=7, vocabulary=20, rivals=(), rounds=1))
+    assert done.size == (7, 1) and [order["vocabulary"] for order, _ in fakes.orders] == [20, 20]
+    with pytest.raises(AnyprecError, match="takes any number of tokens; give that as the size"):
+        bench(BenchSettings(words, vocabulary=20))
+    drawn = rivals.random_input(2, 1, (7, 1), 20)
+    assert drawn.shape == (2, 7) and drawn.dtype == np.int64 and drawn.min() >= 0 and drawn.max() < 20
+
+
+def test_tokens_in_a_process_of_its_own(words):
+    order = {**ORDER, "size": (7, 1), "vocabulary": 20, "bits": 8, "model": words}
+    contestant = Contestant.start(order, {})
+    try:
+        assert min(contestant.turn()) > 0
+    finally:
+        contestant.close()

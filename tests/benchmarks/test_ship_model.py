@@ -16,8 +16,10 @@ from anyprec.format import ModelFile
 from anyprec.models import catalog
 from anyprec.reproduce import synthetic
 from anyprec.run.accuracy import measure
+from anyprec.training.checkpoint import save_model
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import train
+from anyprec.zoo import build
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,13 @@ def test_the_page(shipped):
     assert "anyprec run digits-tiny --dataset digits" in made and "for a test" in made
     assert ship_model.paged(made) == made
     assert json.dumps(card.to_dict())
+
+
+def test_recipes_of_a_run_that_began_with_a_model_file(tmp_path):
+    """The card of that file has the stages before."""
+    model = build("resnet8", multiplier=0.25)
+    recipe = Recipe(net="vgg-speed", data="cifar10", init="cifar10-vgg", seed=3)
+    save_model(model, tmp_path / "model.pt", {"recipe": recipe.to_dict()})
+    *before, last = ship_model.recipes_of(tmp_path / "model.pt")
+    assert before == catalog.card("cifar10-vgg").training["recipes"]
+    assert last["init"] == "the model file of the stage before" and last["seed"] == 3

@@ -35,7 +35,7 @@ ODD = [
     0.5, 1.0, 8.0, -0.0, 1e308, 5e-324, True, False, None, "", "input", "a", "\ud800", "\x00", "x" * 300, "🐦", [], {},
     [[]], [0], [1, 1],
     [0, 0, 0, 0], {"a": 1}, "conv", "quantize", "flatten", "resize", "concat", "like", "size", "F32", "U8",
-    "reshape", "transpose", "gather", "matmul", "constant", "recurrent", "binary", "axis",
+    "reshape", "transpose", "gather", "matmul", "constant", "recurrent", "binary", "axis", ["q", "k"],
     [None], [1, 0, 2], [0, 1], -(2**31),
 ]  # fmt: skip
 

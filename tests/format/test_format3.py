@@ -77,6 +77,23 @@ def image() -> Graph:
     return Graph("image", (4, 5, 3), PROFILES, nested_planes([2, 8]), {"w": codes(2, 3, 2, 3)}, ops, ("up",), {})
 
 
+def attention() -> Graph:
+    """Queries and keys of a sequence as codes, both products in integers."""
+    ops = (
+        op("q", "quantize", "input", signed=True, rectify=False, affine=True),
+        op("k", "quantize", "input", signed=True, rectify=False, affine=False),
+        op("scores", "matmul", "q", "k", transposed=True),
+        op("weights", "softmax", "scores", single=True),
+        op("p", "quantize", "weights", signed=False, rectify=False, affine=False),
+        op("v", "quantize", "input", signed=False, rectify=True, affine=False),
+        op("mixed", "matmul", "p", "v", transposed=False),
+        op("plain", "matmul", "mixed", "input", transposed=True),
+    )
+    tables = {"q": (2, 2, 8), "scores": (2, 2), "mixed": (2, 2)}
+    numbers = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in tables.items()}
+    return Graph("attention", (None, 8), PROFILES, {}, {}, ops, ("mixed", "plain"), numbers)
+
+
 def changed(graph: Graph, name: str, **attributes) -> Graph:
     """One op with other attributes; `inputs` and `kind` are its own."""
 
@@ -94,7 +111,7 @@ def test_all_operations_are_here():
     assert {kind for kind, schema in SCHEMAS.items() if schema.format == 3} <= used
 
 
-@pytest.mark.parametrize("make", [tokens, image])
+@pytest.mark.parametrize("make", [tokens, image, attention])
 def test_written_and_read(make, tmp_path):
     graph = make()
     apm.write(graph, tmp_path / "net.apm")
@@ -152,6 +169,9 @@ WRONG = [
     (tokens, "mask", {"shape": (None, None)}, "only where integer"),
     (tokens, "joined", {"kind": "flatten", "shape": None}, "unknown"),
     (tokens, "gelu", {"inputs": ("act",)}, "takes floats"),
+    (attention, "scores", {"inputs": ("q", "input")}, "it takes codes"),
+    (attention, "scores", {"inputs": ("input", "k")}, "it takes floats"),
+    (attention, "scores", {"signed": True}, "signed"),
     (image, "up", {"output_pad": (2, 0)}, "below stride"),
     (image, "up", {"transposed": False}, "true, or left out"),
 ]
@@ -180,3 +200,28 @@ def test_inputs_come_first(tmp_path):
 def test_an_input_that_is_no_image_has_no_image_facts(tmp_path):
     with pytest.raises(BadGraph, match="goes without image"):
         apm.write(replace(tokens(), image_size=(3, 3)), tmp_path / "net.apm")
+
+
+def test_a_product_of_codes_has_a_table(tmp_path):
+    graph = attention()
+    tensors = check_graph(to_record(graph, {})).tensors
+    assert tensors["table.scores"] == ("F32", (2, 2)) and "table.plain" not in tensors
+    apm.write(graph, tmp_path / "net.apm")
+    assert np.array_equal(apm.read(tmp_path / "net.apm").tables["scores"], graph.tables["scores"])
+
+
+def test_products_of_integers_and_floats_in_one_profile(tmp_path):
+    graph = attention()
+    mixed = GraphProfile("mixed", 8, {"q": 8, "k": 32, "p": 8, "v": 8})
+    with pytest.raises(BadGraph, match="its inputs have 8 and 32 bits"):
+        apm.write(replace(graph, profiles=(mixed, PROFILES[1])), tmp_path / "net.apm")
+
+
+@pytest.mark.parametrize("length, fits", [(16383, True), (16384, False)])
+def test_products_whose_sums_do_not_fit(length, fits, tmp_path):
+    graph = replace(attention(), input_shape=(length, 8))
+    if fits:
+        apm.write(graph, tmp_path / "net.apm")
+        return
+    with pytest.raises(BadGraph, match="sums of 16384 products at 8 and 8 bits do not fit"):
+        apm.write(graph, tmp_path / "net.apm")

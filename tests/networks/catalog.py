@@ -1,12 +1,14 @@
 """Public networks by name, built with random weights: networks.csv lists them, `build` makes one with an example.
 
-A row: source (timm, pytorchcv, smp, torchvision, transformers), name, size of the images (tokens of a text model),
-what is expected of `pack` ("packs", or a part of the line that refuses it), options of the constructor as JSON.
+A row: source (timm, pytorchcv, smp, torchvision, transformers; paper: files here), name, size of the images (tokens of
+a text model), what is expected of `pack` ("packs", or a part of the line that refuses it), options of the constructor
+as JSON.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import importlib.util
 import json
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from torchvision_operators import declare
 LIST = Path(__file__).with_name("networks.csv")
 MODULES = {
     "timm": "timm", "pytorchcv": "pytorchcv", "smp": "segmentation_models_pytorch", "torchvision": "torchvision",
-    "transformers": "transformers",
+    "transformers": "transformers", "paper": "unet",
 }  # fmt: skip
 
 
@@ -38,7 +40,7 @@ class Network:
     @property
     def missing(self) -> str | None:
         """What has to be installed to build it."""
-        wanted = {MODULES[self.source], *({"torchvision"} if self.source != "transformers" else ())}
+        wanted = {MODULES[self.source], *({"torchvision"} if self.source in ("timm", "pytorchcv", "smp") else ())}
         return next((name for name in sorted(wanted) if importlib.util.find_spec(name) is None), None)
 
 
@@ -55,9 +57,15 @@ def build(network: Network, seed: int = 0) -> tuple[nn.Module, Any]:
     declare()
     torch.manual_seed(seed)
     makers = {"timm": _timm, "pytorchcv": _pytorchcv, "smp": _smp, "torchvision": _torchvision,
-              "transformers": _transformers}  # fmt: skip
+              "transformers": _transformers, "paper": _paper}  # fmt: skip
     made, example = makers[network.source](network)
     return made, example
+
+
+def preload(network: Network) -> None:
+    """Imports what the network comes from, for processes forked later."""
+    declare()
+    importlib.import_module(MODULES[network.source])
 
 
 def images(size: int, channels: int = 3) -> Tensor:
@@ -86,6 +94,12 @@ def _torchvision(network: Network) -> tuple[nn.Module, Any]:
     import torchvision
 
     return torchvision.models.get_model(network.name, weights=None, **network.options), images(network.size)
+
+
+def _paper(network: Network) -> tuple[nn.Module, Any]:
+    import unet
+
+    return getattr(unet, network.name)(**network.options), images(network.size)
 
 
 def _transformers(network: Network) -> tuple[nn.Module, Any]:

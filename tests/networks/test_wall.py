@@ -5,12 +5,14 @@
 
 import pytest
 from catalog import Network, networks
-from wall import try_network
+from wall import WIDTHS, try_network
 
 NETWORKS = networks()
-SAMPLE = {
-    "timm/resnet10t", "timm/mobilenetv3_small_100", "timm/convnext_atto", "timm/vit_tiny_patch16_224",
-    "smp/Unet", "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
+SAMPLE = {  # about 45 s together
+    "timm/resnet10t", "timm/tinynet_e", "timm/convnext_atto", "paper/UNet",
+    "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
+    "transformers/GPT2ForSequenceClassification", "transformers/ViTForImageClassification",
+    "transformers/SwinForImageClassification",
 }  # fmt: skip
 
 
@@ -20,6 +22,8 @@ def check(network: Network) -> None:
     row = try_network(network)
     if network.expected == "packs":
         assert row["state"] == "packs", row
+        assert min(row[f"agree {bits}"] for bits in WIDTHS) >= 99 and float(row["difference"]) < 1e-4, row
+        assert row["moved"] <= 4 + 1e-3 * row["codes"], row
     else:
         assert row["state"] == "refused" and network.expected in row["why"], row
 

@@ -18,6 +18,7 @@ from anyprec.nn.layers import (
     AnyConv2d,
     AnyLayer,
     AnyLinear,
+    PointwiseConv2d,
     normalize_weights_once,
 )
 from anyprec.nn.norms import SwitchBatchNorm2d
@@ -382,9 +383,9 @@ def test_every_torch_layer_has_its_any_layer():
 
 STRIDED = """
 import torch
-from anyprec.nn.layers import AnyConv2d
-for channels in (4, 8, 12):
-    layer = AnyConv2d(channels, 16, 1, stride=2).to(memory_format=torch.channels_last)
+from anyprec.nn.layers import AnyConv2d, PointwiseConv2d
+for kind, channels in [(AnyConv2d, 4), (AnyConv2d, 8), (AnyConv2d, 12), (PointwiseConv2d, 4), (PointwiseConv2d, 12)]:
+    layer = kind(channels, 16, 1, stride=2).to(memory_format=torch.channels_last)
     layer.bits = 32
     x = torch.randn(16, channels, 64, 63).to(memory_format=torch.channels_last).requires_grad_(True)
     layer(x).square().sum().backward()
@@ -393,6 +394,14 @@ for channels in (4, 8, 12):
     for found, right in zip((x, layer.weight), exact, strict=True):
         torch.testing.assert_close(found.grad.double(), right.grad, rtol=1e-4, atol=1e-4)
 """
+
+
+def test_float_skips_of_the_zoo_are_safe_to_train():
+    from anyprec.zoo import build
+
+    model = build("resnet8", widths=(1, 32), multiplier=0.25)
+    strided = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1)]
+    assert strided and all(isinstance(m, (AnyConv2d, PointwiseConv2d)) for m in strided)
 
 
 def test_strided_pointwise_convolutions_with_few_channels():

@@ -33,6 +33,12 @@ def shake(model: nn.Module, seed: int = 0, positive: bool = False) -> nn.Module:
     return model.eval()
 
 
+@pytest.fixture(scope="session")
+def shaken():
+    """shaken(model): `shake`, for tests that pack by themselves."""
+    return shake
+
+
 def tensors(output):
     """All tensors of a network's output, in order."""
     if isinstance(output, torch.Tensor):

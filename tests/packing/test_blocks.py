@@ -236,6 +236,25 @@ class Vector(nn.Module):
         return self.c(self.act(self.b(self.act(self.a(x)))))
 
 
+class Sequencer(nn.Module):
+    """Lines and columns of an image as sequences of their own: https://arxiv.org/abs/2205.01972."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.mix, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(16, 8), nn.Linear(8, 3)
+        self.down = nn.LSTM(8, 4, batch_first=True, bidirectional=True)
+        self.across = nn.GRU(8, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        x = self.patches(x).permute(0, 2, 3, 1)
+        n, h, w, c = x.shape
+        down, (last, _) = self.down(x.permute(0, 2, 1, 3).reshape(-1, h, c))
+        across, _ = self.across(x.reshape(-1, w, c))
+        down, across = down.view(n, w, h, c).permute(0, 2, 1, 3), across.view(n, h, w, c)
+        x = x + self.mix(torch.cat([down, across], -1))
+        return self.head(x.mean((1, 2)) + last.view(2, n, w, 4).mean(2).permute(1, 0, 2).flatten(1))
+
+
 class Mixer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -268,6 +287,7 @@ NETWORKS = {
         SEQUENCE,
     ),
     "GRU, both ways, no bias": (lambda: Recurrent(nn.GRU, bidirectional=True, bias=False), SEQUENCE),
+    "LSTM and GRU of lines": (Sequencer, X),
     "1-d": (Line, torch.randn(3, 2, 40, generator=DICE)),
     "two inputs": (TwoInputs, X, torch.randn(3, 5, generator=DICE)),
     "vector": (lambda: Vector(F.gelu), torch.randn(3, 6, generator=DICE)),
@@ -284,7 +304,18 @@ def test_network(matches, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ViT", "Swin", "GPT, tied", "two inputs", "LSTM", "encoder, batch second", "vector", "1-d"]
+    "name",
+    [
+        "ViT",
+        "Swin",
+        "GPT, tied",
+        "two inputs",
+        "LSTM",
+        "LSTM and GRU of lines",
+        "encoder, batch second",
+        "vector",
+        "1-d",
+    ],
 )
 def test_the_check_of_pack(name, tmp_path):
     make, *inputs = NETWORKS[name]

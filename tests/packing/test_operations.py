@@ -154,6 +154,8 @@ LAYERS = {
     "reflecting layer": nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
     "linear of channels": nn.Sequential(nn.Flatten(2), nn.Linear(144, 144), nn.Unflatten(2, (12, 12))),
     "unfold": lambda y: F.unfold(y[:, :2], 2, dilation=2, padding=1, stride=3).unflatten(2, (4, 4)),
+    "fold": lambda y: F.fold(F.unfold(y, 3, padding=1, stride=2), (12, 12), 3, padding=1, stride=2),
+    "fold, dilated": lambda y: F.fold(y.repeat(1, 4, 1, 1).flatten(2)[:, :, :20], (11, 10), 2, dilation=2, stride=2),
     "matrix product": lambda y: y @ y,
     "product with a transpose": lambda y: y @ y.transpose(-1, -2),
     "constant times value": lambda y: torch.linspace(0, 1, 144).view(12, 12) @ y,

@@ -8,7 +8,7 @@ from torch import nn
 from anyprec.errors import DataError, UnsupportedOperation
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
-from anyprec.packing.packing import make_graph, unsupported
+from anyprec.packing.packing import make_graph, pack, unsupported
 from anyprec.packing.trace import example_of, trace
 
 X = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -194,3 +194,29 @@ def test_numpy_examples_and_half_precision():
 def test_free_sizes(free, between):
     model = convert(Net(between).eval(), widths=(8, 32), example=X)
     assert trace(model, example_of(model, X[[0, 0]]), [8]).free == free
+
+
+class Merging(nn.Module):
+    """Swin's: four neighboring pixels become one, then a layer norm over all their channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.LayerNorm(16)
+        self.middle, self.last = nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x).permute(0, 2, 3, 1)
+        n, h, w, c = x.shape
+        x = x.reshape(n, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        return self.last(self.middle(self.norm(x)).mean((1, 2)))
+
+
+def test_numbers_of_one_width_do_not_decide_the_steps(tmp_path):
+    model = convert(Merging().eval(), widths=(2, 4, 8), example=X)
+    before = pack(model, tmp_path / "net.apm", example=X).ops
+    with torch.no_grad():
+        model.norm.tables["4"].weight.uniform_(0.5, 1.5)
+        model.norm.tables["8"].bias.uniform_(-0.5, 0.5)
+    after = pack(model, tmp_path / "net.apm", example=X)  # at 2 bit the norm still has ones and zeros
+    assert after.ops >= before
+    assert all(found.led_same_answers == found.led_answers > 0 for found in after.check.profiles.values())

@@ -254,3 +254,28 @@ def test_command(run_folder, tmp_path, capsys, broken):
     assert "does not compute what the module does at 1 bit" in capsys.readouterr().err and not out.exists()
     assert main(["pack", str(run_folder), "--out", str(out), "--no-verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["check"] is None and out.exists()
+
+
+class ChannelAttention(nn.Module):
+    """ECA's: the means of the channels are a line, along which a convolution runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.line = nn.Conv2d(3, 8, 3, padding=1), nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.a, self.fc = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        weights = torch.sigmoid(self.line(x.mean((2, 3)).view(len(x), 1, -1))).view(len(x), -1, 1, 1)
+        return self.fc(torch.relu(self.a(x * weights.expand_as(x))).mean((2, 3)))
+
+
+def test_another_size_is_checked_with_a_real_batch(tmp_path):
+    """In a batch of 1, views of (1, 1, C) cannot tell the batch from a dimension of size 1."""
+    model = convert(ChannelAttention().eval(), widths=(4, 8), example=X)
+    assert pack(model, tmp_path / "net.apm", example=X).check.other_size is not None
+
+
+def test_outputs_along_the_same_codes(model, tmp_path):
+    found = pack(model, tmp_path / "net.apm", example=X).check.profiles
+    assert all(f.led_same_answers == f.led_answers == 2 and f.led_difference < 1e-5 for f in found.values())

@@ -243,13 +243,32 @@ class Chain:
             y = x
         return self.op("matmul", x, y, transposed=transposed)
 
+    def codes_product(self, a: str, b: str, transposed: bool) -> str:
+        """Of two values of codes."""
+        table = self.rng.uniform(0.001, 0.01, (len(self.widths), 2))
+        return self.op("matmul", a, b, transposed=transposed, table=table)
+
+    def integer_matmul(self, x: str) -> str:
+        shape = self.shape(x)
+        if len(shape) < 2:
+            return self.linear(x)
+        k, n, transposed = shape[-1], self.pick(1, 3, 17, 40), self.chance(0.5)
+        leading = tuple(self.pick(1, size) for size in shape[:-2])
+        y = self.op("pointwise", self.constant(*leading, *((n, k) if transposed else (k, n))), function="tanh")
+        a, b = self.quantize(x), self.quantize(y)
+        if len(shape) == 3 and transposed:  # codes brought into their order behind the quantize
+            b = self.op("transpose", self.op("transpose", b, order=(1, 0, 2)), order=(1, 0, 2))
+        return self.codes_product(a, b, transposed)
+
     def recurrent(self, x: str) -> str:
         function, hidden = self.pick("lstm", "gru"), self.pick(1, 4, 18)
         count = math.prod(self.shape(x)[:-1])
         if count > 40 or count * GATES[function] * hidden > MOST:
             return self.pointwise(x)
         rows = GATES[function] * hidden
-        x = self.linear(self.op("reshape", x, shape=(None, self.shape(x)[-1])), rows)
+        if self.chance(0.5) or len(self.shape(x)) < 2:  # else its leading axes are sequences
+            x = self.op("reshape", x, shape=(None, self.shape(x)[-1]))
+        x = self.linear(x, rows)
         weight = self.float_weight(rows, 1, 1, hidden + 1, scale=0.5)
         return self.op("recurrent", x, function=function, weight=weight, reverse=self.chance(0.5))
 
@@ -287,7 +306,7 @@ class Chain:
         makers: list[Callable[[str], str]] = [
             self.reshape, self.transpose, self.slice, self.gather, self.pointwise, self.binary, self.wider, self.reduce,
             self.norm, self.softmax, self.concat, self.matmul, self.recurrent, self.quantized, self.quantized,
-            self.images, self.affine, self.clip, self.add, self.linear, self.reshape,
+            self.integer_matmul, self.images, self.affine, self.clip, self.add, self.linear, self.reshape,
         ]  # fmt: skip
         x = self.pick(*makers)(x)
         if math.prod(self.shape(x)) > MOST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -110,6 +111,38 @@ def test_largest_with_special_numbers(tmp_path):
         check(chain, tmp_path, *outputs, chain.op("softmax", "input", single=True))
 
 
+@pytest.mark.parametrize("shape", [(9, 17), (8, 8), (1, 7), (3, 20, 11), (33, 1, 40), (5, 16, 2, 24)])
+def test_transposes(shape, tmp_path):
+    """Floats and codes, every order of the axes: whole blocks of 8 x 8 and their rests."""
+    chain = Chain(7, shape, 2)
+    codes, unit = chain.quantize("input"), np.tile([1.0, 0.0], (len(chain.widths), 1))
+    outputs = []
+    for order in itertools.permutations(range(len(shape))):
+        outputs.append(chain.op("transpose", "input", order=order))
+        outputs.append(chain.op("dequantize", chain.op("transpose", codes, order=order), table=unit))
+    check(chain, tmp_path, *outputs)
+
+
+def test_steps_tell_scalar_loops(tmp_path):
+    chain = Chain(8, (6, 10, 12), 1)
+    names = {
+        "moved": chain.op("transpose", "input", order=(2, 0, 1)),
+        "rows": chain.op("transpose", "input", order=(1, 0, 2)),
+        "picked": chain.op("gather", "input", axis=2, index=(3, 1)),
+        "lines": chain.op("gather", "input", axis=1, index=(3, 1)),
+        "double": chain.op("softmax", "input"),
+        "single": chain.op("softmax", "input", single=True),
+    }
+    graph, inputs = chain.finish(*names.values())
+    write(graph, tmp_path / "net.apm")
+    for isa in usable_isas():
+        steps = {
+            s.op: s.scalar for s in load(tmp_path / "net.apm", layout="NHWC", isa=isa).steps(inputs["input"], repeat=1)
+        }
+        found = {title for title, name in names.items() if steps[name]}
+        assert found == (set(names) if isa == "scalar" else {"picked", "double"})
+
+
 @pytest.mark.parametrize("m, k, n", [(1, 1, 1), (1, 40, 70), (5, 3, 16), (6, 7, 15), (12, 9, 65), (13, 64, 64),
                                      (50, 33, 130), (100, 130, 17)])  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
@@ -121,11 +154,79 @@ def test_matmul(m, k, n, transposed, tmp_path):
         check(chain, tmp_path, *outputs)
 
 
+@pytest.mark.parametrize("m, k, n", [(1, 1, 1), (1, 40, 70), (5, 3, 16), (6, 7, 15), (12, 9, 65), (13, 64, 64),
+                                     (50, 33, 130), (100, 130, 17)])  # fmt: skip
+@pytest.mark.parametrize("signs", [(True, True), (False, True), (True, False), (False, False)])
+def test_matmul_of_codes(m, k, n, signs, tmp_path):
+    """At every width, odd sizes, repeated matrices; all signs of the two sides."""
+    for batch, left, right in ((1, (), ()), (3, (2, 1), (1, 3)), (2, (1, 2), (2, 2))):
+        for transposed in (False, True):
+            b = (*right, *((n, k) if transposed else (k, n)))
+            chain = Chain(5, (*left, m, k), batch, {"other": b})
+            sides = []
+            for name, signed in zip(("input", "other"), signs, strict=True):
+                table = chain.fit([run.values[name] for run in chain.runs], True)
+                sides.append(chain.op("quantize", name, signed=signed, rectify=not signed, affine=True, table=table))
+            check(chain, tmp_path, chain.codes_product(*sides, transposed), profiles=[p.name for p in chain.profiles])
+
+
+@pytest.mark.parametrize("signs", [(True, True), (False, True), (True, False), (False, False)])
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_matmul_of_codes_of_other_widths(fixed, signs, tmp_path):
+    """One side has 8 bits in every profile: kernels for 8-bit weights, whose accumulators need the sums of rows."""
+    for m, k, n in ((5, 9, 17), (13, 64, 40), (30, 7, 3)):
+        for transposed in (False, True):
+            chain = Chain(6, (2, m, k), 2, {"other": (2, *((n, k) if transposed else (k, n)))})
+            sides = []
+            for i, name in enumerate(("input", "other")):
+                top = [1 if bits == 32 else 255 if i == fixed else 2**bits - 1 for bits in chain.widths]
+                size = chain.shape(name)[-1]
+                table = np.stack([np.stack([np.full(size, 0.3 * n), np.full(size, 0.5 * n)]) for n in top])
+                more = {"bits": 8} if i == fixed else {}
+                sides.append(
+                    chain.op("quantize", name, signed=signs[i], rectify=False, affine=True, table=table, **more)
+                )
+            check(chain, tmp_path, chain.codes_product(*sides, transposed), profiles=[p.name for p in chain.profiles])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_largest_sums_of_codes(signed, tmp_path):
+    """16,383 products of the largest codes fit; one more is refused when it runs, as its length was free."""
+    chain = Chain(8, (3, 16383), 1)
+    chain.arrays["input"][...] = np.where(np.arange(3)[:, None] == 1, -1.0, 1.0)
+    table = np.zeros((5, 2, 16383), F32)
+    for row, bits in enumerate(chain.widths):
+        top = 1 if bits == 32 else 2**bits - 1
+        table[row] = [[top], [0]] if not signed else [[top / 2], [top / 2]]
+    codes = chain.op("quantize", "input", signed=signed, rectify=False, affine=True, table=table)
+    check(chain, tmp_path, chain.codes_product(codes, codes, True), profiles=[p.name for p in chain.profiles])
+
+
+def test_sums_of_codes_that_do_not_fit_are_an_input_error(tmp_path):
+    chain = Chain(9, (2, 16), 1)
+    graph = codes_graph(chain)
+    write(graph, tmp_path / "net.apm")
+    model = load(tmp_path / "net.apm")
+    assert model(np.ones((1, 16383, 16), F32), bits="8").shape == (1, 16, 16)
+    with pytest.raises(InputError, match="32-bit integers"):
+        model(np.ones((1, 16384, 16), F32), bits="8")
+    assert model(np.ones((1, 16384, 16), F32), bits="4").shape == (1, 16, 16)
+
+
+def codes_graph(chain: Chain) -> Graph:
+    """(L, 16) in, its codes' products along L out: (16, 16)."""
+    table = np.ones((5, 2, 16), F32)
+    codes = chain.op("quantize", "input", signed=True, rectify=False, affine=True, table=table)
+    turned = chain.op("transpose", codes, order=(1, 0))
+    product = chain.codes_product(turned, codes, False)
+    return replace(chain.graph, ops=tuple(chain.ops), outputs=(product,), input_shape=(None, 16))
+
+
 @pytest.mark.parametrize("function, gates", [("lstm", 4), ("gru", 3)])
 @pytest.mark.parametrize("hidden, length", [(1, 1), (3, 5), (16, 4), (37, 9)])
 def test_recurrent(function, gates, hidden, length, tmp_path):
-    for batch in (1, 3):
-        chain = Chain(6, (length, gates * hidden), batch)
+    for batch, leading in ((1, ()), (3, ()), (1, (3,)), (2, (2, 3))):
+        chain = Chain(6, (*leading, length, gates * hidden), batch)
         outputs = []
         for reverse in (False, True):
             weight = chain.float_weight(gates * hidden, 1, 1, hidden + 1, scale=0.4)

@@ -45,6 +45,11 @@ def test_one_recipe_is_printed_as_it_is(capsys, tmp_path):
     assert run(capsys, "digits").err == "next: anyprec train digits --out runs/digits\n"
 
 
+def test_a_third_stage_names_both_before_it(capsys):
+    stages = "cifar10-vgg-float cifar10-vgg cifar10-vgg-longer"
+    assert f"next: anyprec train {stages} --data DIR" in run(capsys, "cifar10-vgg-longer").err
+
+
 @pytest.mark.parametrize("name", recipe_catalog.names())
 def test_what_is_known_of_each(name, capsys):
     about, recipe = recipe_catalog.about(name), Recipe.load(name)

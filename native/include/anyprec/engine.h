@@ -74,6 +74,7 @@ struct StepInfo {
     std::string work;     // "vpdpbusd, add, quantize", "max_pool", ...
     int64_t products = 0; // multiplications of a convolution
     double seconds = 0;
+    bool scalar = false; // its inner loop handles numbers one by one, also where there are vectors
 };
 
 // Ends a run early: by cancel(), from any thread, or after a timeout. A run checks it between two steps.

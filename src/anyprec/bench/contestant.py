@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from anyprec.bench.rivals import Runner, open_rival, prepare, random_images
+from anyprec.bench.rivals import Runner, open_rival, prepare, random_input
 
 WARM_UP = 3  # runs before the first turn: the first allocates and lays out weights
 
@@ -35,7 +35,14 @@ def main() -> int:
 def serve(commands: TextIO, answers: TextIO) -> None:
     order = json.loads(commands.readline())
     if "prepare" in order:
-        prepare(order["prepare"], order["model"], order["folder"], tuple(order["size"]), order["onnx"])
+        prepare(
+            order["prepare"],
+            order["model"],
+            order["folder"],
+            tuple(order["size"]),
+            order["onnx"],
+            order.get("vocabulary"),
+        )
         print(json.dumps({"ready": True}), file=answers)
         return
     run = open_contestant(order)
@@ -64,7 +71,7 @@ def turn(run: Runner, runs: int) -> list[float]:
 
 
 def open_contestant(order: dict[str, Any]) -> Runner:
-    x = random_images(order["batch"], order["channels"], tuple(order["size"]))
+    x = random_input(order["batch"], order["channels"], tuple(order["size"]), order.get("vocabulary"))
     if order["engine"] != "anyprec":
         return open_rival(order["engine"], order["variant"], order["folder"], x, order["threads"])
     from anyprec.run.model import load

@@ -45,6 +45,7 @@ class BenchSettings:
     size: int | None = None  # needed where the file leaves it free
     rounds: int = 30
     isa: str | None = None
+    vocabulary: int | None = None  # of a network that takes tokens (N, length): `size` is the length
     onnx: str | None = None  # the float network the rivals get, instead of the twin made from the file
     folder: str | None = None  # where the rivals' files are kept; None: made anew
     timeout_s: float = TIMEOUT_S  # a contestant that does not answer for so long has failed
@@ -137,7 +138,7 @@ def bench(settings: BenchSettings, step: Callable[[], None] = lambda: None) -> B
     """`step` is called after every round; there are rounds x batches x threads of them."""
     with ExitStack() as stack:
         file = stack.enter_context(ModelFile(settings.model))
-        profiles, size = chosen_profiles(file, settings.profiles), image_size(file, settings.size)
+        profiles, size = chosen_profiles(file, settings.profiles), image_size(file, settings.size, settings.vocabulary)
         done = BenchResult(Path(settings.model).stem, size, {})
         if settings.onnx is not None and not Path(settings.onnx).is_file():
             raise AnyprecError(f"--onnx {settings.onnx}: no such file; give the float network as ONNX, or leave it out")
@@ -158,7 +159,9 @@ def unmade_files(
     if not present:
         return {}
     try:
-        failed = prepare_rivals(settings.model, folder, size, present, settings.onnx, settings.timeout_s)
+        failed = prepare_rivals(
+            settings.model, folder, size, present, settings.onnx, settings.timeout_s, settings.vocabulary
+        )
         return {(name, "int8"): made_no_file(error) for name, error in failed.items()}
     except ContestantFailed as error:
         return {(name, variant): made_no_file(error) for name in present for variant in rival.VARIANTS[name]}
@@ -177,8 +180,13 @@ def chosen_profiles(file: ModelFile, names: Sequence[str]) -> list[GraphProfile]
     return [there[name] for name in names] or uniform or list(there.values())
 
 
-def image_size(file: ModelFile, asked: int | None) -> tuple[int, int]:
+def image_size(file: ModelFile, asked: int | None, vocabulary: int | None = None) -> tuple[int, int]:
+    """H, W of images; length, 1 of tokens."""
     shape = file.graph_json["input"]["shape"]
+    if vocabulary is not None and len(shape) == 1 and file.graph_json["input"].get("integer"):
+        if asked is None or shape[0] not in (None, asked):
+            raise AnyprecError(f"{file.path} takes {shape[0] or 'any number of'} tokens; give that as the size")
+        return asked, 1
     if len(shape) != 3 or any(op["op"] == "input" for op in file.graph_json["ops"]):
         raise InputError(f"{file.path} takes no images, and bench times images only; time calls of the model in Python")
     height, width, _ = shape
@@ -227,7 +235,13 @@ def measure_setting(
     step: Callable[[], None],
 ) -> None:
     """One race: every profile of ours and every rival at one batch and thread count. Adds its rows and failures."""
-    shared = {"batch": batch, "threads": threads, "size": done.size, "channels": file.graph_json["input"]["shape"][2]}
+    shared = {
+        "batch": batch,
+        "threads": threads,
+        "size": done.size,
+        "channels": file.graph_json["input"]["shape"][-1],
+        "vocabulary": settings.vocabulary,
+    }
     started: dict[tuple[str, str], Contestant] = {}
 
     def failed(key: tuple[str, str], error: ContestantFailed) -> None:

@@ -73,7 +73,9 @@ def int8_makers(rivals: Sequence[str]) -> dict[str, str]:
     return makers
 
 
-def prepare(what: str, model: str, folder: str, size: tuple[int, int], onnx: str | None = None) -> None:
+def prepare(
+    what: str, model: str, folder: str, size: tuple[int, int], onnx: str | None = None, vocabulary: int | None = None
+) -> None:
     """Writes one file to `folder`, unless it is there: the twin of `model` (or the float network `onnx`), or its int8
     form, made by the tools of `what`.
     """
@@ -83,12 +85,15 @@ def prepare(what: str, model: str, folder: str, size: tuple[int, int], onnx: str
     if what == TWIN:
         if not float_model.exists():
             new = place / "new.onnx"
-            importlib.import_module("onnx").save(given_network(onnx, size) if onnx else twin_of(model, size), new)
+            importlib.import_module("onnx").save(
+                given_network(onnx, size, vocabulary) if onnx else twin_of(model, size), new
+            )
             os.replace(new, float_model)  # so that what has the name is complete
         return
     name, quantize = INT8[what]
     if not (place / name).exists():
-        images = [random_images(1, input_shape(float_model)[0], size, seed) for seed in range(CALIBRATION)]
+        channels = input_shape(float_model)[0]
+        images = [random_input(1, channels, size, vocabulary, seed) for seed in range(CALIBRATION)]
         quantize(float_model, place / f"new-{name}", images)
         for made in sorted(place.glob(f"new-{Path(name).stem}.*")):  # the .bin of OpenVINO before its .xml
             os.replace(made, place / made.name.removeprefix("new-"))
@@ -101,8 +106,8 @@ def twin_of(model: str, size: tuple[int, int]) -> Any:
     return graph_to_onnx(read(model), size)
 
 
-def given_network(path: str, size: tuple[int, int]) -> Any:
-    """A user's ONNX model, its one input named and shaped as a twin's."""
+def given_network(path: str, size: tuple[int, int], vocabulary: int | None = None) -> Any:
+    """A user's ONNX model, its one input named and shaped as a twin's, or (N, length) where it takes tokens."""
     onnx = importlib.import_module("onnx")
     model = onnx.load(path)
     constants = {c.name for c in model.graph.initializer}
@@ -114,7 +119,10 @@ def given_network(path: str, size: tuple[int, int]) -> Any:
     given.name = INPUT
     dims = given.type.tensor_type.shape.dim
     dims[0].dim_param = BATCH
-    dims[2].dim_value, dims[3].dim_value = size
+    if vocabulary is None:
+        dims[2].dim_value, dims[3].dim_value = size
+    else:
+        dims[1].dim_value = size[0]
     del model.graph.value_info[:]  # sizes for the batch it was exported with
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")
@@ -178,6 +186,15 @@ def input_shape(path: Path) -> list[int]:
     return [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:]]
 
 
+def random_input(
+    batch: int, channels: int, size: tuple[int, int], vocabulary: int | None = None, seed: int = 0
+) -> np.ndarray:
+    """Images (N, C, H, W), or tokens (N, H) below `vocabulary`."""
+    if vocabulary is None:
+        return random_images(batch, channels, size, seed)
+    return np.random.default_rng(seed).integers(0, vocabulary, (batch, size[0]), dtype=np.int64)
+
+
 def random_images(batch: int, channels: int, size: tuple[int, int], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((batch, channels, *size)).astype(np.float32)
 
@@ -186,7 +203,7 @@ def random_images(batch: int, channels: int, size: tuple[int, int], seed: int = 
 
 
 def open_rival(rival: str, variant: str, folder: str, x: np.ndarray, threads: int) -> Runner:
-    """x: (N, C, H, W) float32. The function returned runs x once and gives the first output."""
+    """x: (N, C, H, W) float32, or tokens. The function returned runs x once and gives the first output."""
     opened: Runner = OPEN[rival](model_file(folder, rival, variant), x, threads)
     return opened
 

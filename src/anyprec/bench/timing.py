@@ -193,6 +193,7 @@ def prepare_rivals(
     rivals: Sequence[str],
     onnx: str | None,
     timeout_s: float = TIMEOUT_S,
+    vocabulary: int | None = None,
 ) -> dict[str, ContestantFailed]:
     """The rivals' files; returns the rivals whose int8 could not be made, and why.
 
@@ -202,7 +203,9 @@ def prepare_rivals(
     failed: dict[str, ContestantFailed] = {}
     makers = int8_makers(rivals)
     for what in (TWIN, *dict.fromkeys(makers.values())):
-        order = {"prepare": what, "model": model, "folder": folder, "size": size, "onnx": onnx}
+        order = {
+            "prepare": what, "model": model, "folder": folder, "size": size, "onnx": onnx, "vocabulary": vocabulary
+        }  # fmt: skip
         try:
             process = ContestantProcess(order, timeout_s=timeout_s)
             try:

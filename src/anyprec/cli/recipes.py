@@ -71,7 +71,9 @@ def paper_results(row: str) -> Mapping[str, float]:
 
 
 def train_command(record: Mapping[str, Any]) -> list[str]:
-    stages = [record["after"], record["name"]] if record["after"] else [record["name"]]
+    stages = [record["name"]]
+    while before := recipe_catalog.about(stages[0]).after:
+        stages.insert(0, before)
     data = ["--data", "DIR"] if DATASETS[record["dataset"]].layout else []
     return ["train", *stages, *data, "--out", f"runs/{record['name']}"]
 

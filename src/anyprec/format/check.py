@@ -23,7 +23,7 @@ from anyprec.format.check_parts import (
     check_weights,
     need,
 )
-from anyprec.format.graph import FORMATS, INPUT, bits_of
+from anyprec.format.graph import FORMATS, INPUT, bits_of, product_fits
 from anyprec.format.header import TensorPlace, show
 from anyprec.format.planes import plane_bytes
 from anyprec.format.schema import SCHEMAS, OpSchema, is_int, is_name
@@ -161,6 +161,8 @@ def check_op(op: Mapping[str, Any], schema: OpSchema, graph: Mapping[str, Any], 
 def check_codes(op: Mapping[str, Any], schema: OpSchema, weight: Any, checked: CheckedGraph) -> None:
     """Codes go from a quantize to ops that take them; `signed` means the same at both ends."""
     takes_codes = schema.reads == "codes" or (schema.reads == "weight" and not weight["float"])
+    if schema.reads == "alike":
+        takes_codes = reads_codes(op, checked)
     if schema.reads != "either":
         for value in op["in"]:
             wanted, found = ("codes" if codes else "floats" for codes in (takes_codes, value in checked.codes_of))
@@ -204,6 +206,9 @@ def check_profiles(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
     uniform = {(p["weights"], p["acts"]): p for p in graph["profiles"] if is_int(p["weights"]) and is_int(p["acts"])}
     mixed = [p for p in graph["profiles"] if not (is_int(p["weights"]) and is_int(p["acts"]))]
     for op in graph["ops"]:
+        if SCHEMAS[op["op"]].reads == "alike" and reads_codes(op, checked):
+            for profile in [*uniform.values(), *mixed]:
+                check_product(op, profile, checked)
         if op.get("weight") not in quantized:
             continue
         weight = quantized[op["weight"]]
@@ -228,6 +233,22 @@ def check_profiles(graph: Mapping[str, Any], checked: CheckedGraph) -> None:
             not name.isdigit() or (str(profile["weights"]), str(profile["acts"])) == (name, name),
             f"profile {name!r}: a number as its name means that weights and acts have that many bits",
         )
+
+
+def check_product(op: Mapping[str, Any], profile: Mapping[str, Any], checked: CheckedGraph) -> None:
+    """A product of two values of codes: both sides are integers in this profile, or none; its sums fit."""
+    sources = [checked.codes_of[value] for value in op["in"]]
+    left, right = (bits_of(profile["acts"], source, checked.fixed[source]) for source in sources)
+    what = f"{title(op)} in profile {profile['name']!r}"
+    need(
+        (left == FLOAT) == (right == FLOAT),
+        f"{what}: its inputs have {left} and {right} bits; both must be 32 (float) or neither",
+    )
+    terms = checked.values[op["in"][0]].c
+    need(
+        left == FLOAT or terms is None or product_fits(terms, left, right),
+        f"{what}: sums of {terms} products at {left} and {right} bits do not fit 32 bits; give it fewer bits",
+    )
 
 
 def check_bits_of(bits: Any, names: set[str], widths: set[int], what: str, part: str) -> None:
@@ -270,7 +291,7 @@ def needed_tensors(graph: Mapping[str, Any], checked: CheckedGraph) -> Tensors:
 def table_width(op: Mapping[str, Any], weights: Mapping[str, Any], checked: CheckedGraph) -> tuple[int, ...] | None:
     """Shape of one profile's row of an op's table, or None where it has no table."""
     form = SCHEMAS[op["op"]].table
-    if not form or not op.get("affine", True):
+    if not form or not op.get("affine", True) or (SCHEMAS[op["op"]].reads == "alike" and not reads_codes(op, checked)):
         return None
     if form == "2":
         return (2,)
@@ -278,6 +299,10 @@ def table_width(op: Mapping[str, Any], weights: Mapping[str, Any], checked: Chec
     if channels is None:
         raise BadGraph(f"{title(op)}: its channels follow from a free input size; fix height and width of the input")
     return (2, channels)
+
+
+def reads_codes(op: Mapping[str, Any], checked: CheckedGraph) -> bool:
+    return op["in"][0] in checked.codes_of
 
 
 def check_checksums(checksums: Any, tensors: Tensors) -> None:

@@ -42,6 +42,11 @@ def bits_of(bits: int | Mapping[str, int], name: str, fixed: int | None) -> int:
     return bits if isinstance(bits, int) else bits[name]
 
 
+def product_fits(terms: int, left: int, right: int) -> bool:
+    """Whether 32-bit integers hold twice the sum of so many products of codes of so many bits: ARITHMETIC.md, 8.6."""
+    return terms << (left + right) < 1 << 30
+
+
 @dataclass(frozen=True)
 class GraphProfile:
     """Bits of every quantized weight and of every quantize op: one number for all, or one for each.

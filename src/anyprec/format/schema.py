@@ -116,12 +116,13 @@ GATES = {"lstm": 4, "gru": 3}
 
 @dataclass(frozen=True)
 class OpSchema:
-    """`reads`: "float", "codes", "either" (and makes what it reads) or "weight": codes if its weight is quantized.
+    """`reads`: "float", "codes", "either" (and makes what it reads), "alike" (all floats, or all codes) or "weight":
+    codes if its weight is quantized.
     `format` is the first one that has the op; `later` are attributes that format 3 adds, and `image` says that it reads
     images, which have three axes.
 
     `table` is the shape of one profile's row: "", "2", "2 x C" (C of the input) or "2 x out" (of the weight); an op
-    with an attribute `affine` has it only where that is true.
+    with an attribute `affine` has it only where that is true, one that reads "alike" only where it reads codes.
     """
 
     reads: str
@@ -174,7 +175,7 @@ SCHEMAS: dict[str, OpSchema] = {
                                   inputs=(2, 2), format=3),
     "reduce":            OpSchema("float",  {"function": one_of("sum", "mean", "max", "min"), "axes": AXES}, format=3),
     "norm":              OpSchema("float",  {"axes": AXES, "eps": EPS}, format=3),
-    "matmul":            OpSchema("float",  {"transposed": FLAG}, inputs=(2, 2), format=3),
+    "matmul":            OpSchema("alike",  {"transposed": FLAG}, "2", inputs=(2, 2), format=3),
     "embedding":         OpSchema("float",  {"weight": NAME}, format=3),
     "recurrent":         OpSchema("float",  {"function": one_of(*GATES), "weight": NAME, "reverse": FLAG}, format=3),
 }

@@ -311,9 +311,9 @@ def recurrent(op: Record, inputs: Sequence[Shape], weight: Record | None, like: 
         raise BadGraph(
             f"{title(op)}: weight {op['weight']!r} is {weight['shape']}; it must be [{gates} H, 1, 1, H + 1]"
         )
-    if len(x) != 2 or x.c not in (None, rows):
-        raise BadGraph(f"{title(op)} reads {x}; it takes a sequence of {rows} channels: 2 axes")
-    return x[0], columns - 1
+    if len(x) < 2 or x.c not in (None, rows):
+        raise BadGraph(f"{title(op)} reads {x}; it takes sequences of {rows} channels: 2 axes or more")
+    return *x[:-1], columns - 1
 
 
 RULES: dict[str, Rule] = {

@@ -1,8 +1,9 @@
 """AnyMultiheadAttention: torch's `nn.MultiheadAttention`, its four projections at any width.
 
 Parameters and their names stay torch's (`in_proj_weight`, `out_proj.weight`, ...): `query_proj`, `key_proj` and
-`value_proj` are any-layers whose weight is a part of them. Scores, softmax and the weighted sum stay float. Made by
-convert.py; at 32 bits it is torch's own forward, so the output is what it was, bit for bit.
+`value_proj` are any-layers whose weight is a part of them. Softmax stays float, and so do the two products unless
+`scores` and `values` quantize their operands. Made by convert.py; at 32 bits it is torch's own forward, so the output
+is what it was, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from anyprec.errors import UnsupportedOperation
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import AnyLayer, AnyLinear, own_method
+from anyprec.nn.products import AnyProduct, spelled_attention
 from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.widths import FLOAT
 
@@ -62,11 +64,25 @@ class AnyMultiheadAttention(nn.MultiheadAttention):
     query_proj: AttentionProjection
     key_proj: AttentionProjection
     value_proj: AttentionProjection
+    scores: AnyProduct | None  # of queries and keys; None: float
+    values: AnyProduct | None  # of softmax and values
 
-    def init_any(self, quantizer: Callable[[], WeightQuantizer], act: Callable[[], ActQuantizer]) -> None:
+    def init_any(
+        self,
+        quantizer: Callable[[], WeightQuantizer],
+        act: Callable[[], ActQuantizer],
+        scores: AnyProduct | None = None,
+        values: AnyProduct | None = None,
+    ) -> None:
         """`self.out_proj` has been made an any-layer by the caller."""
         for part, name in enumerate(PROJECTIONS):
             setattr(self, name, AttentionProjection(self, part, quantizer(), act()))
+        self.scores, self.values = scores, values
+
+    @property
+    def is_integer(self) -> bool:
+        """Both products have quantized operands."""
+        return self.scores is not None and self.values is not None
 
     def projections(self) -> tuple[AnyLayer, ...]:
         assert isinstance(self.out_proj, AnyLayer)
@@ -107,12 +123,17 @@ class AnyMultiheadAttention(nn.MultiheadAttention):
     def _is_torchs_own(self) -> bool:
         """In float nothing is quantized, unless someone looks, or the quantizer's float weight is not the weight.
         `pack` turns torch's fast path off, to see the same operations at every width."""
-        return torch.backends.mha.get_fastpath_enabled() and all(
-            layer.weight_bits == FLOAT
-            and layer.act_bits == FLOAT
-            and not (layer.act is not None and layer.act.observed)
-            and own_method(layer.quantizer, WeightQuantizer, ("float_weight",)) is None
-            for layer in self.projections()
+        idle = all(product is None or product.is_idle for product in (self.scores, self.values))
+        return (
+            torch.backends.mha.get_fastpath_enabled()
+            and idle
+            and all(
+                layer.weight_bits == FLOAT
+                and layer.act_bits == FLOAT
+                and not (layer.act is not None and layer.act.observed)
+                and own_method(layer.quantizer, WeightQuantizer, ("float_weight",)) is None
+                for layer in self.projections()
+            )
         )
 
     def _mask(
@@ -152,9 +173,17 @@ class AnyMultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            scores = (q * math.sqrt(1 / self.head_dim)) @ k.transpose(-2, -1)
-            weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
+            q, k = q * math.sqrt(1 / self.head_dim), k.transpose(-2, -1)
+            if self.scores is not None:
+                q, k = self.scores.left(q), self.scores.right(k)
+            scores = q @ k
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            if self.values is not None:
+                weights, v = self.values.left(weights), self.values.right(v)
+            weights = F.dropout(weights, dropout)
             output = weights @ v
+        elif self.scores is not None or self.values is not None:
+            output = spelled_attention(self.scores, self.values, q, k, v, mask, dropout)
         else:
             output = F.scaled_dot_product_attention(q, k, v, mask, dropout)
         output = output.permute(2, 0, 1, 3).reshape(length, batch, self.embed_dim)

@@ -30,6 +30,7 @@ from anyprec.nn.observe import (
 )
 from anyprec.nn.operations import OperationWatch
 from anyprec.nn.own_forward import WeightUse, probe
+from anyprec.nn.products import CHOICES, ProductProbe
 
 RMS_NORM: tuple[type[nn.Module], ...] = (nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()  # from torch 2.4 on
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, *RMS_NORM)
@@ -72,6 +73,7 @@ class ModuleTrace:
         self.multiply_adds: dict[nn.Module | None, int] = {}  # by the innermost module that runs
         self.projected: dict[nn.Module, int] = {}  # attention -> multiply-adds of its projections
         self.decisions: dict[str, str] = {}  # file:line -> the operation that makes the network depend on values
+        self.products: dict[nn.Module, dict[int, str]] = {}  # who multiplies two values -> number of a product -> kind
         if example is None:
             return
         args = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
@@ -91,6 +93,17 @@ class ModuleTrace:
             for module in self.uses:
                 del module.forward
         self.multiply_adds, self.decisions = watch.multiply_adds, watch.decisions
+
+    def find_products(self, model: nn.Module) -> None:
+        """`products`, by another run: watching functions keeps torch from its fused attention."""
+        if self.call is None:
+            return
+        watch = OperationWatch(model, self.call)
+        probed = ProductProbe(watch)
+        norms = untrained_norms(model).values()
+        with preserve_state(model), torch.no_grad(), batch_statistics(norms), watch, probed:
+            run_call(model, self.call, "the example")
+        self.products = probed.products()
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.order.append(module)
@@ -142,7 +155,7 @@ class ModuleTrace:
 class ConversionPlan:
     """Which layers and norms change (`layers`, `norms`), and why each of the others does not (`kept`)."""
 
-    def __init__(self, model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, trace: ModuleTrace, keep: tuple[str, ...], attention: str = "float") -> None:
         self.layers: dict[str, nn.Module] = {}
         self.norms: dict[str, nn.Module] = {}
         self.attentions: dict[str, nn.MultiheadAttention] = {}
@@ -168,6 +181,18 @@ class ConversionPlan:
                 self._sort(self.norms, name, module, trace.objection(module) or norm_objection(module))
             elif reason := other_objection(name, module):
                 self.kept[name] = reason
+        self.products: dict[str, nn.Module] = {}  # modules some of whose products of two values are to be integer
+        for module, found in trace.products.items():
+            name = trace.names.get(module, "")
+            if not set(found.values()) & set(CHOICES[attention]) or isinstance(module, nn.MultiheadAttention):
+                continue
+            kept = product_objection(module, trace) or next(
+                (f"as asked (keep={pattern!r})" for pattern in keep if _matches(name, pattern)), None
+            )
+            if kept is None:
+                self.products[name] = module
+            else:
+                self.kept[name] = f"its products of two values stay float: {kept}"
         if not self.layers and not self.attentions:
             raise NothingConverted(self._nothing(model, bool(asked)))
 
@@ -292,6 +317,15 @@ def attention_objection(module: nn.MultiheadAttention) -> str | None:
     if any(not isinstance(w, nn.Parameter) or w.is_meta or not w.is_floating_point() for w in given):
         return "its weights are not parameters of real numbers that can be read"
     return None
+
+
+def product_objection(module: nn.Module, trace: ModuleTrace) -> str | None:
+    """Why products of two values that a module makes cannot have quantized operands."""
+    if module in trace.within or trace.is_layer(module) or isinstance(module, (*NORMS, torch.jit.ScriptModule)):
+        return f"{type(module).__name__} is a layer"
+    if type(module).__module__.startswith("torch.nn."):
+        return f"{type(module).__name__} is a module of torch"
+    return "its forward has been replaced" if "forward" in module.__dict__ else None
 
 
 def norm_objection(module: nn.Module) -> str | None:

@@ -46,6 +46,8 @@ from anyprec.nn.observe import (
 )
 from anyprec.nn.operations import tensors_in
 from anyprec.nn.own_forward import ComputedWeightLayer, WeightUse, own_forward_class
+from anyprec.nn.products import CHOICES, AnyProduct, OwnProducts, check_choice, own_products_class
+from anyprec.nn.products import DEFAULT as DEFAULT_ATTENTION
 from anyprec.nn.quantizers import make_quantizer
 from anyprec.nn.split import SplitNetwork
 from anyprec.nn.switching import any_layers, link_norms, set_bits
@@ -73,6 +75,7 @@ class ConversionReport:
     converted: dict[str, str] = field(default_factory=dict)  # name -> what it is now
     kept: dict[str, str] = field(default_factory=dict)  # name -> why it was left alone
     norms: dict[str, str] = field(default_factory=dict)  # name -> what it is now
+    products: dict[str, str] = field(default_factory=dict)  # module -> which products of two values are quantized
     notes: list[str] = field(default_factory=list)
     share: float = 0.0  # of all parameters of the original, those that are any-precision weights now
     multiply_adds: dict[str, int] = field(default_factory=dict)  # of the example's run, by module; "": elsewhere
@@ -88,8 +91,12 @@ class ConversionReport:
             f"{self.network}: {len(self.converted)} layers any-precision ({self.share:.1%} of parameters{work}), "
             f"{len(self.norms)} norms switched, {len(self.kept)} modules left alone; widths {widths}"
         ]
-        column = max(len(name) for name in (*self.converted, *self.kept, *self.norms, "(itself)"))
-        for title, rows in (("converted", self.converted), ("left alone", self.kept), ("norms", self.norms)):
+        parts = {
+            "converted": self.converted, "left alone": self.kept, "norms": self.norms,
+            "products of two values": self.products,
+        }  # fmt: skip
+        column = max(len(name) for name in (*(name for rows in parts.values() for name in rows), "(itself)"))
+        for title, rows in parts.items():
             lines += [f"{title}:"] * bool(rows)
             lines += [f"  {name or '(itself)':<{column}}  {what}{self._work(name)}" for name, what in rows.items()]
         return "\n".join(lines + ["notes:"] * bool(self.notes) + [f"  {note}" for note in self.notes])
@@ -109,6 +116,7 @@ def convert(
     clip: str = "learned",
     keep: Iterable[str] = ("first", "last"),
     group_depthwise: int | None = None,
+    attention: str = DEFAULT_ATTENTION,
     inplace: bool = False,
 ) -> nn.Module:
     """A copy of `net` (or `net` itself: `inplace`) that runs at any of `widths`; `.conversion` is its ConversionReport.
@@ -121,15 +129,20 @@ def convert(
     clip: where ranges of activations come from: "learned", "calibrated" or "fixed".
     keep: layers that stay float: the "first" and "last" to run, and name patterns such as "head.*".
     group_depthwise: 8 turns depth-wise convolutions into group convolutions of 8 channels per group.
+    attention: which matrix products of two values have quantized operands, and are integer products once packed: none
+        ("float"), that of queries and keys ("scores"), or that of softmax and values as well ("integer").
     """
     widths = check_widths(widths)
     _check(net, group_depthwise)
     make_quantizer(quantizer, widths, scale)  # wrong names are refused before anything changes
     InputQuantizer(widths, clip)
+    check_choice(attention)
     model = net if inplace else _copy(net)
     with steady_weights(model):
         trace = ModuleTrace(model, example)
-        plan = ConversionPlan(model, trace, (keep,) if isinstance(keep, str) else tuple(keep))
+        if attention != "float":
+            trace.find_products(model)
+        plan = ConversionPlan(model, trace, (keep,) if isinstance(keep, str) else tuple(keep), attention)
         report = ConversionReport(type(net).__name__, widths, kept=plan.kept)
         report.share = _share(model, plan)
 
@@ -137,8 +150,12 @@ def convert(
             _group_depthwise(plan, group_depthwise, report)
         for layer in plan.layers.values():
             _make_any(layer, trace.uses.get(layer), widths, quantizer, scale, clip)
-        for attention in plan.attentions.values():
-            _make_any_attention(attention, widths, quantizer, scale, clip)
+        for name, multihead in plan.attentions.items():
+            _make_any_attention(multihead, widths, quantizer, scale, clip, CHOICES[attention])
+            if kinds := CHOICES[attention]:
+                report.products[name] = products_line(len(kinds), kinds)
+        for name, module in plan.products.items():
+            report.products[name] = _quantize_products(module, trace, widths, clip, CHOICES[attention])
         for norm in plan.norms.values():
             _switch(norm, widths)
         _leave_fused_path(model, report)
@@ -202,8 +219,30 @@ def _fit_weight(layer: AnyLayer, widths: tuple[int, ...]) -> None:
         layer.quantizer.fit_trained(layer.full_weight(), widths)
 
 
+def _quantize_products(
+    module: nn.Module, trace: ModuleTrace, widths: tuple[int, ...], clip: str, kinds: tuple[str, ...]
+) -> str:
+    """The module gets quantized operands for its products of these kinds; gives the words for the report."""
+    found = {number: kind for number, kind in trace.products[module].items() if kind in kinds}
+    device = next((p.device for p in module.parameters()), None)
+    module.__class__ = own_products_class(type(module))
+    assert isinstance(module, OwnProducts)
+    module.init_products({number: AnyProduct(widths, clip).to(device) for number in found})
+    module.any_products.train(module.training)
+    return products_line(len(found), found.values())
+
+
+def products_line(count: int, kinds: Iterable[str]) -> str:
+    return f"operands of {count} {'product' if count == 1 else 'products'} quantized ({', '.join(sorted(set(kinds)))})"
+
+
 def _make_any_attention(
-    attention: nn.MultiheadAttention, widths: tuple[int, ...], quantizer: str, scale: str, clip: str
+    attention: nn.MultiheadAttention,
+    widths: tuple[int, ...],
+    quantizer: str,
+    scale: str,
+    clip: str,
+    products: tuple[str, ...],
 ) -> None:
     _make_any(attention.out_proj, None, widths, quantizer, scale, clip)
     own = type(attention)
@@ -218,7 +257,9 @@ def _make_any_attention(
     assert isinstance(attention, AnyMultiheadAttention)
     device = attention.out_proj.weight.device
     attention.init_any(
-        lambda: make_quantizer(quantizer, widths, scale).to(device), lambda: InputQuantizer(widths, clip).to(device)
+        lambda: make_quantizer(quantizer, widths, scale).to(device),
+        lambda: InputQuantizer(widths, clip).to(device),
+        **{kind: AnyProduct(widths, clip).to(device).train(attention.training) for kind in products},
     )
     for layer in attention.projections():
         layer.training = attention.training
@@ -358,7 +399,7 @@ def _fit_to_example(model: nn.Module, trace: ModuleTrace, widths: tuple[int, ...
     if fresh:
         _start_untrained(model, trace.call, fresh, single, widths, report)
     _note_silent(model, trace.call, in_float, widths, report)
-    if any(isinstance(m, AnyMultiheadAttention) for m in model.modules()):
+    if any(isinstance(m, (AnyMultiheadAttention, OwnProducts)) for m in model.modules()):
         with preserve_state(model), torch.no_grad(), batch_statistics(untrained_norms(model).values()):
             output = run_call(model, trace.call, "the example")  # by torch's own attention, as nobody looks on
     pairs = list(zip(tensors_in(trace.output), tensors_in(output), strict=False))
@@ -456,10 +497,14 @@ def _count(model: nn.Module, trace: ModuleTrace, report: ConversionReport) -> No
     for module, count in trace.multiply_adds.items():
         name = "" if module is None else trace.names.get(module, "")
         report.multiply_adds[name] = report.multiply_adds.get(name, 0) + count
-        if module in trace.projected:  # scores and the sum they weigh stay float
-            count = min(count, trace.projected[module]) if isinstance(module, AnyMultiheadAttention) else 0
+        if module in trace.projected:  # scores and the sum they weigh stay float, unless both are quantized
+            whole = isinstance(module, AnyMultiheadAttention) and module.is_integer
+            if not whole:
+                count = min(count, trace.projected[module]) if isinstance(module, AnyMultiheadAttention) else 0
             converted += count
-        elif id(module) in layers:
+        elif (isinstance(module, OwnProducts) and len(module.any_products) == len(trace.products[module])) or id(
+            module
+        ) in layers:
             converted += count
     report.multiply_add_share = converted / total if total else None
     for line, operation in trace.decisions.items():

@@ -117,13 +117,32 @@ class AnyConv1d(AnyLayer, nn.Conv1d):
 class AnyConv2d(AnyLayer, nn.Conv2d):
     def at_bits(self, x: Tensor) -> Tensor:
         x, weight, bias = self.quantized_input(x), self.quantized_weight(), self.quantized_bias()
-        if self.kernel_size == (1, 1) and self.stride != (1, 1) and self.padding in ((0, 0), "valid"):
-            # The pixels it reads are picked first. The same sums; but with fewer than 16 channels, in channels_last,
-            # the backward pass of the strided convolution writes outside its memory (torch 2.13, oneDNN).
-            x = x[..., :: self.stride[0], :: self.stride[1]]
-            return F.conv2d(x, weight, bias, groups=self.groups)
+        if skips_pixels(self):
+            return convolve_picked(self, x, weight, bias)
         y: Tensor = self._conv_forward(x, weight, bias)
         return y
+
+
+def skips_pixels(conv: nn.Conv2d) -> bool:
+    """Whether it is a strided 1x1 convolution, which reads only some pixels."""
+    return conv.kernel_size == (1, 1) and conv.stride != (1, 1) and conv.padding in ((0, 0), "valid")
+
+
+def convolve_picked(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution that skips pixels, with those it reads picked first. The same sums; but in channels_last with few
+    channels (below 8 with AVX2, 16 with AVX-512) the backward pass of the strided convolution writes outside its
+    memory, or gives wrong gradients (oneDNN issue 6035, in torch 2.13).
+    """
+    return F.conv2d(x[..., :: conv.stride[0], :: conv.stride[1]], weight, bias, groups=conv.groups)
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """A float 1x1 convolution that may have a stride: nn.Conv2d, but safe to train."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if skips_pixels(self) and self.weight.requires_grad and torch.is_grad_enabled():
+            return convolve_picked(self, x, self.weight, self.bias)
+        return super().forward(x)
 
 
 class AnyConv3d(AnyLayer, nn.Conv3d):
@@ -197,6 +216,10 @@ class AnyActivation(nn.Module):
             y: Tensor = self.act(x, self.act_bits)
             return y
         return x.clamp(0, 1)
+
+
+class ProductOperand(AnyActivation):
+    """One operand of a product of two values (products.py), at the bits of the any-layer defined before it."""
 
 
 ANY_LAYERS: dict[type[nn.Module], type[AnyLayer]] = {

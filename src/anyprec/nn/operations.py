@@ -75,6 +75,8 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.multiply_adds: dict[nn.Module | None, int] = {}
         self.decisions: dict[str, str] = {}  # file:line -> operation
         self.within: list[nn.Module] = []
+        self.entries: list[tuple[nn.Module, int]] = []  # the same, with the number of each call
+        self.entered = 0
         self.from_input: Any = WeakTensorKeyDictionary()
         for tensor in tensors_in(inputs):
             self.from_input[tensor] = True
@@ -95,11 +97,14 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enters(self, module: nn.Module, args: Any) -> None:
         self.within.append(module)
+        self.entries.append((module, self.entered))
+        self.entered += 1
 
     def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         if module in self.within:
             while self.within.pop() is not module:
                 pass
+            del self.entries[len(self.within) :]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -14,9 +14,10 @@ from torch.nn.utils import parametrize
 
 from anyprec.errors import UncalibratedBits, UnsupportedOperation
 from anyprec.nn.attention import PROJECTIONS, AnyMultiheadAttention, AttentionProjection
-from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, own_method
+from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, PointwiseConv2d, ProductOperand, own_method
 from anyprec.nn.norms import BatchNorm1d, BatchNorm2d, SwitchNorm, hook_names
 from anyprec.nn.own_forward import OwnForwardLayer
+from anyprec.nn.products import OwnProducts
 from anyprec.nn.switching import widths_of
 from anyprec.widths import FLOAT
 
@@ -24,6 +25,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
     **{any_kind: kind for kind, any_kind in ANY_LAYERS.items()},
     BatchNorm1d: nn.BatchNorm1d,
     BatchNorm2d: nn.BatchNorm2d,
+    PointwiseConv2d: nn.Conv2d,
 }
 
 
@@ -49,11 +51,15 @@ def to_float_network(model: nn.Module) -> nn.Module:
         if isinstance(module, AnyLayer):
             _plain_layer(module)
         elif isinstance(module, AnyMultiheadAttention):
-            for part in PROJECTIONS:
+            for part in (*PROJECTIONS, "scores", "values"):
                 module._modules.pop(part, None)
+                module.__dict__.pop(part, None)
             own = type(module)
             module.__class__ = nn.MultiheadAttention if own is AnyMultiheadAttention else own.__bases__[-1]
-        elif isinstance(module, (AnyActivation, SwitchNorm)) and name:
+        elif isinstance(module, OwnProducts):
+            module._modules.pop("any_products")
+            module.__class__ = module.own  # type: ignore[assignment]
+        elif isinstance(module, (AnyActivation, SwitchNorm)) and name and not isinstance(module, ProductOperand):
             parent, _, leaf = name.rpartition(".")
             setattr(net.get_submodule(parent), leaf, stands_for.setdefault(module, _stand_in(module)))
     for module in net.modules():

@@ -14,7 +14,7 @@ from torch import nn
 
 from anyprec.errors import AnyprecError, UncalibratedBits, UnknownLayer
 from anyprec.nn.act_quantizer import ActQuantizer
-from anyprec.nn.layers import AnyActivation, AnyLayer
+from anyprec.nn.layers import AnyActivation, AnyLayer, ProductOperand
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.quantizers import WeightQuantizer
 from anyprec.widths import FLOAT, INTEGER_WIDTHS, LayerBits, Profile, check_bits, check_layer_bits, split_bits
@@ -190,12 +190,15 @@ def apply_layer_bits(model: nn.Module, plan: Mapping[str, LayerBits]) -> None:
 def _follow_layers(model: nn.Module) -> None:
     """A shared activation takes the bits of the layer that reads it: the next any-layer as they are defined.
 
-    The last one, which only the float classifier reads, takes those of the any-layer before it.
+    The last one, which only the float classifier reads, takes those of the any-layer before it, as operands of products
+    do.
     """
     pending: list[AnyActivation] = []
     act_bits = FLOAT
     for module in model.modules():
-        if isinstance(module, AnyActivation):
+        if isinstance(module, ProductOperand):
+            module.act_bits = act_bits
+        elif isinstance(module, AnyActivation):
             pending.append(module)
         elif isinstance(module, AnyLayer):
             act_bits = module.act_bits

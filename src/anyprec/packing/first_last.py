@@ -60,7 +60,7 @@ def first_last_grids(
             seen.append({})
             continue
         with bits(model, setting):
-            seen.append(value_ranges(model, example, wanted))
+            seen.append(value_ranges(model, example, wanted, trace.barred))
     made = {}
     for layer, source in sources.items():
         rows = [(0.0, 0.0) if b == FLOAT else {**s, **known}[source] for b, s in zip(widths, seen, strict=True)]

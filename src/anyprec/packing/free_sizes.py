@@ -33,6 +33,8 @@ def _free_step(
         attributes = _sizes(steps)
     elif step.kind == "slice":
         attributes = _ends(steps, [at[step.inputs[0]][step.attributes["axis"]] for at in shapes])
+    elif step.kind == "activation" and len({other.shape[-1] for other in steps}) > 1:
+        attributes = {**step.attributes, "free_channels": True}  # a table by channel would not fit
     return None if attributes is None else replace(step, attributes=attributes)
 
 

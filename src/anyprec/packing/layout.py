@@ -325,7 +325,7 @@ def _common_cells(
 # --- Constants --------------------------------------------------------------------------------------------
 
 
-def constant_view(numbers: Tensor, like: View) -> Constant:
+def constant_view(recorder: Recorder, numbers: Tensor, like: View) -> Constant:
     """A constant that is broadcast with `like`, as a view; what is the same for every image is kept once."""
     numbers = numbers.detach()
     rank = max(numbers.dim(), len(like.dims))
@@ -354,7 +354,8 @@ def constant_view(numbers: Tensor, like: View) -> Constant:
         axes.pop(batch)
     for i in reversed(range(len(axes))):  # what is the same along an axis is kept once
         first = numbers.select(i, 0)
-        if axes[i].size > 1 and torch.equal(numbers, first.unsqueeze(i).expand_as(numbers)):
+        once = axes[i].size > 1 and torch.equal(numbers, first.unsqueeze(i).expand_as(numbers))
+        if recorder.shortcut(once):
             numbers = first
             gone = axes.pop(i)
             dims = [tuple(Axis(a.size, "repeat") if a is gone else a for a in dim) for dim in dims]

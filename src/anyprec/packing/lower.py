@@ -6,6 +6,7 @@ has multiplied out what can be. The numbers for weight bits k, activation bits a
     unsigned:   code = round(x n/r),           value = code r/n
     signed:     code = round(x n/2r + n/2),    value = (2 code - n) r/n
     conv table: s_k/d * r/n, and the bias.
+    product of two values: r/n * r'/n', where both are codes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
-from anyprec.format.graph import FIXED_BITS, INPUT, Weight
+from anyprec.format.graph import FIXED_BITS, INPUT, Weight, product_fits
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
 from anyprec.nn.own_forward import ComputedWeightLayer
 from anyprec.nn.quantizers import QUANTIZERS, WeightQuantizer
-from anyprec.nn.switching import Setting, bits
+from anyprec.nn.switching import Setting, bits, setting_name
 from anyprec.packing.codes import (
     FIXED_LEVELS,
     SUM_LIMIT,
@@ -127,7 +128,8 @@ class Lowering:
     def draft(self) -> GraphDraft:
         lowerings = {"any": self.layer, "activation": self.activation, "affine": self.affine, "clip": self.clip,
                      "conv": self.float_layer, "linear": self.float_layer, "constant": self.constant,
-                     "embedding": self.float_weight, "recurrent": self.float_weight}  # fmt: skip
+                     "embedding": self.float_weight, "recurrent": self.float_weight,
+                     "matmul": self.product}  # fmt: skip
         # In the order of execution, so that what a step reads is there.
         for step in self.trace.steps:
             lowerings.get(step.kind, self.plain)(step)
@@ -185,16 +187,36 @@ class Lowering:
             self.values[value] = self.put(self.fresh(f"{value}.value"), "dequantize", [value], table)
         return self.values[value]
 
-    def quantize(self, name: str, value: str, codes: ActivationGrid, rectify: bool, **more: Any) -> str:
+    def quantize(
+        self, name: str, value: str, codes: ActivationGrid, rectify: bool, free: bool = False, **more: Any
+    ) -> str:
+        """`free`: its channels follow from a free size, so that numbers come as values and not by a table."""
         n, r, plain = codes.levels, codes.ranges, codes.is_float
         scale = np.where(plain, 1.0, n / (2 * r) if codes.signed else n / r)
         shift = np.where(plain | (not codes.signed), 0.0, n / 2)
         table = np.repeat(np.stack([scale, shift], axis=1)[:, :, None], self.shape[value][-1], axis=2)  # (P, 2, C)
         if codes.divisors is not None:
             table[~plain, 0] /= codes.divisors.reshape(-1)
+        if free and codes.divisors is None:
+            value = self.scaled(self.as_float(value), scale, shift)
+            table[:, 0], table[:, 1] = 1.0, 0.0
         attributes = {"signed": codes.signed, "rectify": rectify and not codes.signed, "affine": True, **more}
         self.codes[name] = codes
         return self.put(name, "quantize", [self.as_float(value)], table, bits=codes.bits, attributes=attributes)
+
+    def scaled(self, value: str, scale: np.ndarray, shift: np.ndarray) -> str:
+        """value * scale + shift, one number of each a profile, for any number of channels."""
+        for function, numbers, idle in (("mul", scale, 1.0), ("add", shift, 0.0)):
+            if (numbers == idle).all():
+                continue
+            zero, one = self.fresh(f"{value}.zero"), (1,) * len(self.shape[value])
+            self.weights[zero], self.shape[zero] = Weight((1, 1, 1, 1), np.zeros((1, 1, 1, 1), np.float32)), one
+            self.put(zero, "constant", [], attributes={"weight": zero, "shape": list(one)})
+            table = np.stack([np.ones_like(numbers), numbers], axis=1)[:, :, None]  # (P, 2, 1)
+            number = self.put(self.fresh(f"{value}.number"), "affine", [zero], table)
+            attributes = {"function": function}
+            value = self.put(self.fresh(f"{value}.{function}"), "binary", [value, number], attributes=attributes)
+        return value
 
     def layer(self, step: TraceStep) -> None:
         layer = step.module
@@ -264,7 +286,8 @@ class Lowering:
         module = step.module
         assert isinstance(module, AnyActivation)
         if module.quantize:
-            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify)
+            free = step.attributes.get("free_channels", False)
+            self.quantize(step.name, step.inputs[0], self.acts[module], module.act.rectify, free)
             assert step.reads is not None
             self.points[step.name] = ComparisonPoint(step.name, self.acts[module], step.reads)
             return
@@ -354,6 +377,28 @@ class Lowering:
             self.weights[step.name] = Weight(values.shape, values)
         attributes = {"weight": self.weight_names[key], **step.attributes}
         self.put(step.name, step.kind, [self.as_float(step.inputs[0])], attributes=attributes)
+
+    def product(self, step: TraceStep) -> None:
+        """Of two values: in integers where both are codes."""
+        left, right = (self.codes.get(value) for value in step.inputs)
+        if left is None or right is None or left.divisors is not None or right.divisors is not None:
+            self.plain(step)
+            return
+        terms = self.shape[step.inputs[0]][-1]
+        for setting, a, b in zip(self.settings, left.bits, right.bits, strict=True):
+            if (a == FLOAT) != (b == FLOAT):
+                raise ProfileError(
+                    f"{setting_name(setting)} gives the operands of the product {step.name!r} {a} and {b} bits; 32 is "
+                    "for both or none"
+                )
+            if a != FLOAT and not product_fits(terms, a, b):
+                raise AnyprecError(
+                    f"the product {step.name!r} sums {terms} terms, which at {a} x {b} bits can leave 32-bit integers; "
+                    f"leave {setting_name(setting)} out, or convert with attention='float'"
+                )
+        scale = np.where(left.is_float, 1.0, left.step * right.step)
+        table = np.stack([scale, np.zeros_like(scale)], axis=1)  # (P, 2)
+        self.put(step.name, "matmul", list(step.inputs), table, attributes=dict(step.attributes))
 
     def plain(self, step: TraceStep) -> None:
         inputs = list(step.inputs)

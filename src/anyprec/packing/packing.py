@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from anyprec import __version__
@@ -23,6 +24,7 @@ from anyprec.format.file import write
 from anyprec.format.graph import Graph, GraphProfile, Op
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
+from anyprec.nn.layers import normalize_weights_once
 from anyprec.nn.switching import Setting, any_layers, widths_of
 from anyprec.packing.first_last import Image, check_first_last, first_last_grids
 from anyprec.packing.fold import fold
@@ -115,11 +117,12 @@ def pack(
     start = time.perf_counter()
     if is_special(path):
         raise ModelFileError(f"{path} is a device or a pipe; give the name of a file, which is read again to check it")
-    plan = plan_packing(
-        model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
-        accuracy=accuracy, name=name, first_last=first_last,
-    )  # fmt: skip
-    check = write_checked(model, plan, Path(path), verify)
+    with torch.no_grad(), normalize_weights_once(model):  # for all runs of the trace and of the check
+        plan = plan_packing(
+            model, example=example, keep_float=keep_float, widths=widths, profiles=profiles, labels=labels, image=image,
+            accuracy=accuracy, name=name, first_last=first_last,
+        )  # fmt: skip
+        check = write_checked(model, plan, Path(path), verify)
     return report_of(plan.graph, Path(path), check, time.perf_counter() - start)
 
 

@@ -34,6 +34,7 @@ from anyprec.packing.operations.recurrent import RECURRENT, record_recurrent
 from anyprec.packing.steps import REFUSED, Refused, Shape, TraceStep
 from anyprec.packing.views import Axis, View
 
+ShortcutKey = tuple[int, int]  # the operation by its number, and which of its shortcuts
 LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation"}
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -48,8 +49,12 @@ class Unusable:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every tensor operation while it is active; `values` says how a tensor lies in the value of a step."""
 
-    def __init__(self, model: nn.Module, watched: Collection[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, watched: Collection[str] = (), barred: Collection[ShortcutKey] = frozenset()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.barred, self.shortcuts = barred, dict[ShortcutKey, bool]()  # see `shortcut`
+        self.operation = self.asked = 0  # operations recorded so far; shortcuts asked for in the one at hand
         self.ranges = {name: (inf, -inf) for name in watched}  # least and largest number of these values so far
         self.paths = paths_of(model)
         self.within: list[nn.Module] = []  # the modules being called, innermost last
@@ -96,6 +101,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def is_constant(self, item: object) -> bool:
         return not isinstance(item, Tensor) or item not in self.values
+
+    def shortcut(self, applies: bool) -> bool:
+        """Whether numbers of a constant may decide which steps an operation becomes.
+
+        A switched norm has other numbers at every width, all 1 at one of them perhaps, but the steps must be the same:
+        trace.py bars what does not apply at every width.
+        """
+        key, self.asked = (self.operation, self.asked), self.asked + 1
+        self.shortcuts[key] = applies
+        return applies and key not in self.barred
 
     def add(self, kind: str, inputs: tuple[str, ...], shape: Shape, *, helper: bool = False, **more: Any) -> str:
         """A new step; gives its name. A helper moves numbers or holds constants for another."""
@@ -159,6 +174,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> list[View | Unusable | None]:
         before = len(self.steps)
+        self.operation, self.asked = self.operation + 1, 0
         try:
             found = record(self, func, args, kwargs, made)
             views: list[View | None] = [*found, *[None] * (len(made) - len(found))]

@@ -119,6 +119,7 @@ class NetworkTrace:
     example: Example  # what it was run on
     added: frozenset[str]  # steps that no operation made: the vector input of a file of format 3
     results: tuple[tuple[Tensor, ...], ...]  # the outputs in each profile, of the first images where they are large
+    barred: frozenset[tuple[int, int]] = frozenset()  # Recorder.shortcut: those that do not apply in every profile
 
     @property
     def is_image(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from anyprec.nn.observe import move_to_device, preserve_state, run_call
 from anyprec.nn.switching import Setting, bits, setting_name
 from anyprec.packing.free_sizes import free_steps
 from anyprec.packing.operations import SUPPORTED
-from anyprec.packing.recorder import Recorder, Unusable, tensors_in, watched
+from anyprec.packing.recorder import Recorder, ShortcutKey, Unusable, tensors_in, watched
 from anyprec.packing.rewrites import spelled_out
 from anyprec.packing.steps import REFUSED, Example, InputValue, NetworkTrace, Shape, TraceStep
 from anyprec.packing.views import View
@@ -52,6 +52,7 @@ class Run:
     made: list[Tensor]
     inputs: dict[str, Shape]
     added: frozenset[str] = frozenset()  # steps that no operation made
+    shortcuts: Mapping[ShortcutKey, bool] = field(default_factory=dict)  # Recorder.shortcut: which were open
 
 
 def trace(model: nn.Module, example: Example, settings: Sequence[Setting]) -> NetworkTrace:
@@ -59,11 +60,18 @@ def trace(model: nn.Module, example: Example, settings: Sequence[Setting]) -> Ne
 
     The example has several images, so that no batch of 1 hides what is done to the batch.
     """
-    every = [run_at(model, setting, example) for setting in settings]
-    first = every[0]
+    barred: frozenset[ShortcutKey] = frozenset()
+    while True:
+        every = [run_at(model, setting, example, barred=barred) for setting in settings]
+        first = every[0]
+        others = [run for run in every[1:] if first_difference(first.steps, run.steps) is not None]
+        unlike = {key for run in others for key, _ in first.shortcuts.items() ^ run.shortcuts.items()} - barred
+        if not unlike:
+            break
+        barred |= unlike
     for setting, run in zip(settings, every, strict=True):
         _check_same(first.steps, run.steps, settings[0], setting)
-    _check_constant(first.steps, run_at(model, settings[0], fewer(example), seed=OTHER_SEED).steps)
+    _check_constant(first.steps, run_at(model, settings[0], fewer(example), OTHER_SEED, barred).steps)
     all_numbers = [
         replace(step, at=tuple(run.steps[number].constants for run in every)) for number, step in enumerate(first.steps)
     ]
@@ -72,7 +80,7 @@ def trace(model: nn.Module, example: Example, settings: Sequence[Setting]) -> Ne
         InputValue(name, first.inputs[name], not t.is_floating_point())
         for name, t in zip(example.values, example.tensors, strict=True)
     )
-    fixed = NetworkTrace(tuple(all_numbers), first.outputs, inputs, False, example, first.added, results)
+    fixed = NetworkTrace(tuple(all_numbers), first.outputs, inputs, False, example, first.added, results, barred)
     return _freed(model, settings[0], fixed, first)
 
 
@@ -87,7 +95,7 @@ def _freed(model: nn.Module, setting: Setting, fixed: NetworkTrace, first: Run) 
     for sizes in other_sizes(fixed.example):
         other = replace(fixed.example, tensors=tuple(t[:2] for t in sizes))
         try:
-            run = run_at(model, setting, other)
+            run = run_at(model, setting, other, barred=fixed.barred)
         except (AnyprecError, AssertionError):
             break  # odd sizes are more than a network with skips across its strides can take
         same = [a.same_but_for_size(b) for a, b in zip(first.steps, run.steps, strict=False)]
@@ -142,9 +150,15 @@ def at_length(tensors: Sequence[Tensor], length: int) -> list[Tensor]:
     ]
 
 
-def run_at(model: nn.Module, setting: Setting, example: Example, seed: int | None = None) -> Run:
+def run_at(
+    model: nn.Module,
+    setting: Setting,
+    example: Example,
+    seed: int | None = None,
+    barred: Collection[ShortcutKey] = frozenset(),
+) -> Run:
     with bits(model, setting):
-        return run_recorded(model, example, Recorder(model), seed)
+        return run_recorded(model, example, Recorder(model, barred=barred), seed)
 
 
 def found_problems(model: nn.Module, example: Example) -> list[str]:
@@ -167,7 +181,8 @@ def run_recorded(model: nn.Module, example: Example, recorder: Recorder, seed: i
     if format_3 and example.tensors[0].dim() == 2 and len(inputs[INPUT]) == 3:
         steps = _vector_input(steps, inputs[INPUT])
         inputs[INPUT] = inputs[INPUT][2:]
-    return Run(steps, outputs, made, inputs, frozenset(s.name for s in steps if s.name not in recorder.steps))
+    added = frozenset(s.name for s in steps if s.name not in recorder.steps)
+    return Run(steps, outputs, made, inputs, added, dict(recorder.shortcuts))
 
 
 def outputs_of(model: nn.Module, example: Example, recorder: Recorder, seed: int | None = None) -> list[Tensor]:
@@ -330,12 +345,15 @@ def argument_names(model: nn.Module, number: int) -> list[str]:
     return found[:number] + [f"input{i + 1}" for i in range(len(found), number)]
 
 
-def value_ranges(model: nn.Module, example: Example, names: Collection[str]) -> dict[str, tuple[float, float]]:
+def value_ranges(
+    model: nn.Module, example: Example, names: Collection[str], barred: Collection[ShortcutKey]
+) -> dict[str, tuple[float, float]]:
     """Least and largest number of some values of a trace, over all images of the example, at the bits that are set."""
     tensors = [torch.cat([t, t]) if len(t) == 1 else t for t in example.tensors]
-    recorder = Recorder(model, names)
+    recorder = Recorder(model, names, barred)
     pieces = -(-len(tensors[0]) // MEASURED_AT_ONCE)
     for some in zip(*(t.tensor_split(pieces) for t in tensors), strict=True):
+        recorder.operation = 0
         recorder.steps.clear()  # so that the same steps get the same names again
         run_recorded(model, replace(example, tensors=tuple(some)), recorder)
     return recorder.ranges

@@ -57,6 +57,9 @@ class ProfileCheck:
     same_answers: int  # of them, those where both have the same largest output
     codes: int  # compared, given the same codes before
     moved_codes: int  # of them, those on the other side of a border
+    led_answers: int  # images (pixels) of the run in which the module goes on with the file's codes
+    led_same_answers: int  # of them, those where both have the same largest output
+    led_difference: float  # the largest between outputs of that run, as a share of the largest output
     tolerance_used: float  # the largest difference as a share of what rounding may explain; above 1 is refused
     alive: bool  # the outputs depend on the image: else the check says little
 
@@ -92,11 +95,12 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records a run as trace.py does, and puts the file's value in the place of each quantizer's, once compared."""
 
     def __init__(self, model: nn.Module, plan: VerificationPlan, row: int, values: Mapping[str, np.ndarray]) -> None:
-        super().__init__(model)
+        super().__init__(model, barred=plan.trace.barred)
         self.plan, self.row, self.given = plan, row, values
         self.rounds = bool(plan.rounded) and plan.settings[row] != FLOAT
         self.compared = self.moved = 0
-        self.tolerance_used = 0.0
+        self.tolerance_used = self.led_difference = 0.0
+        self.led_answers = self.led_same_answers = 0
 
     def ahead(self, kinds: tuple[str, ...]) -> TraceStep:
         """The step of one of these kinds that comes next, if the run goes as it was traced."""
@@ -187,12 +191,27 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
                 f"{name!r}: the module's quantizer makes other values of {int(wrong.sum())} of {wrong.numel()}"
             )
 
+    def check_outputs(self, names: Sequence[str], found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+        """Those of the network, at the end of the run."""
+        for name, ours, theirs in zip(names, found, wanted, strict=True):
+            self.check_floats(name, ours, theirs)
+            largest = float(theirs.abs().max())
+            gap = float((ours - theirs).abs().max())
+            self.led_difference = max(self.led_difference, gap / largest if largest else 0.0)
+        answers = [largest_outputs(outputs[0]) for outputs in (found, wanted)]
+        self.led_answers, self.led_same_answers = answers[0].numel(), int((answers[0] == answers[1]).sum())
+
     def check_floats(self, name: str, found: Tensor, wanted: Tensor) -> None:
         gap, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
         if not gap <= FLOATS * largest:
             raise Mismatch(f"{name!r}: its numbers differ by up to {gap:.3g} (they go up to {largest:.3g})")
         if gap:
             self.tolerance_used = max(self.tolerance_used, gap / (FLOATS * largest))
+
+
+def largest_outputs(output: Tensor) -> Tensor:
+    """The answers: of classes (N, C) and maps (N, C, H, W) along C, of sequences (N, L, C) along the last."""
+    return output.argmax(-1 if output.dim() == 3 else 1)
 
 
 def as_tensor(values: np.ndarray, like: Tensor) -> Tensor:
@@ -291,7 +310,7 @@ def check_profile(model: nn.Module, answers: PackedAnswers, plan: VerificationPl
     except Mismatch as apart:
         found = f"outputs differ by up to {difference:.3g} (their standard deviation is {spread:.3g})"
         raise verification_error(plan.settings[row], found, apart) from None
-    first = [outs[0].argmax(1) for outs in (alone, by_itself)]
+    first = [largest_outputs(outs[0]) for outs in (alone, by_itself)]
     return ProfileCheck(
         difference=difference,
         spread=spread,
@@ -299,6 +318,9 @@ def check_profile(model: nn.Module, answers: PackedAnswers, plan: VerificationPl
         same_answers=int((first[0] == first[1]).sum()),
         codes=follower.compared,
         moved_codes=follower.moved,
+        led_answers=follower.led_answers,
+        led_same_answers=follower.led_same_answers,
+        led_difference=follower.led_difference,
         tolerance_used=follower.tolerance_used,
         alive=any(bool((wanted != wanted[:1]).any()) for wanted in by_itself),
     )
@@ -319,8 +341,8 @@ def guided_run(
         run = run_recorded(model, example, follower, seed=SEED)
     if [step.name for step in run.steps] != [step.name for step in plan.trace.steps]:
         raise Mismatch(f"the module runs other operations when given {len(example.tensors[0])} images")
-    for name, ours, wanted in zip(plan.graph.outputs, outputs, run.made, strict=True):
-        follower.check_floats(name, as_tensor(ours, wanted), wanted)
+    ours = [as_tensor(values, wanted) for values, wanted in zip(outputs, run.made, strict=True)]
+    follower.check_outputs(plan.graph.outputs, ours, run.made)
     return follower
 
 
@@ -367,8 +389,8 @@ def check_other_size(model: nn.Module, answers: PackedAnswers, plan: Verificatio
 
 
 def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
-    """One image, or one row of sequences, of other sizes."""
-    tensors = [t[:1].cpu() for t in trace.example.tensors]
+    """Two images, or two sequences, of other sizes."""
+    tensors = [t[:2].cpu() for t in trace.example.tensors]  # a batch of 1 is the same as no batch at all
     if not trace.is_image:
         for more in (-1, 3):
             length = tensors[0].shape[1] + more

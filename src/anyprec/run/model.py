@@ -24,7 +24,7 @@ import threading
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -78,6 +78,14 @@ def load(
     return PackedModel(native, source, threads=threads, layout=layout, check_finite=check_finite)
 
 
+class InputInfo(NamedTuple):
+    """One input of the file, in Python: a call reads it several times, and each look into the engine takes a while."""
+
+    name: str
+    shape: tuple[int, ...]  # without N; 0 where free
+    integer: bool
+
+
 class PackedModel:
     """An open model file: call it with images, at any of its widths. `anyprec.load` makes it.
 
@@ -102,6 +110,7 @@ class PackedModel:
         # Who draws. The system's randomness, for a width that can be foreseen is no defense; `random.Random(seed)`
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
+        self._inputs = tuple(InputInfo(i.name, tuple(i.shape), i.integer) for i in native.inputs)
         self._find_profiles()
         if not self._open:
             least = min((p for p in native.profiles()), key=lambda p: p.bytes)
@@ -284,14 +293,14 @@ class PackedModel:
         several outputs as a tuple.
         """
         native = self._engine
-        beyond = len(inputs) == len(native.inputs) + 1
+        beyond = len(inputs) == len(self._inputs) + 1
         if inputs and (beyond or inputs[-1] is None or isinstance(inputs[-1], (int, str, np.integer))):
             bits = inputs[-1] if bits is None else bits  # type: ignore[assignment]
             inputs = inputs[:-1]
         number = self._numbers[self._choose(bits)]
         layout = self.layout if layout is None else _check_layout(layout)
         given = self._ordered(inputs, named)
-        single = np.ndim(given[0]) == 3 and len(native.inputs[0].shape) == 3
+        single = np.ndim(given[0]) == 3 and len(self._inputs[0].shape) == 3
         arrays = self._arrays(given, layout)
         threads = _check_threads(self.threads if threads is None else threads)
         count = len(arrays[0])
@@ -317,7 +326,9 @@ class PackedModel:
 
     def _ordered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         """The inputs in the order of the file, from those given by place and by name."""
-        names = [info.name for info in self._engine.inputs]
+        if not named and len(inputs) == len(self._inputs):
+            return list(inputs)
+        names = [info.name for info in self._inputs]
         listed = f"{len(names)} input{'s' if len(names) > 1 else ''} ({', '.join(names)})"
         if len(inputs) > len(names):
             raise InputError(f"{len(inputs)} inputs are given; the model takes {listed}")
@@ -332,23 +343,23 @@ class PackedModel:
         return [*inputs, *(named[name] for name in names[len(inputs) :])]
 
     def _arrays(self, given: list[Any], layout: str) -> list[np.ndarray]:
-        infos = self._engine.inputs
+        infos = self._inputs
         arrays = [self._array(x, info, layout) for x, info in zip(given, infos, strict=True)]
         for x, info in zip(arrays, infos, strict=True):
             if len(x) != len(arrays[0]):
                 raise InputError(f"input {info.name!r} has N = {len(x)}, and {infos[0].name!r} has {len(arrays[0])}")
         return arrays
 
-    def _array(self, x: Any, info: _native.InputInfo, layout: str) -> np.ndarray:
+    def _array(self, x: Any, info: InputInfo, layout: str) -> np.ndarray:
         x = np.asarray(x)
         first = info.name == "input"
         title = "input" if first else f"input {info.name!r}"
         x = self._image_axes(x, info, title, layout) if len(info.shape) == 3 else x
-        wanted = ", ".join("any" if size == 0 else str(size) for size in info.shape)
         fits = x.ndim == len(info.shape) + 1
         if len(info.shape) != 3:
             fits = fits and all(size in (0, have) for size, have in zip(info.shape, x.shape[1:], strict=True))
         if not fits:
+            wanted = ", ".join("any" if size == 0 else str(size) for size in info.shape)
             raise InputError(f"{title} has shape {x.shape}; the model takes (N, {wanted})")
         if info.integer:
             return np.ascontiguousarray(_whole(x, title))
@@ -359,7 +370,7 @@ class PackedModel:
             x = x.astype(np.float32, copy=False)
         return np.ascontiguousarray(x)
 
-    def _image_axes(self, x: np.ndarray, info: _native.InputInfo, title: str, layout: str) -> np.ndarray:
+    def _image_axes(self, x: np.ndarray, info: InputInfo, title: str, layout: str) -> np.ndarray:
         """An image's array with four axes."""
         if x.ndim in (3, 4) and not _fits(info.shape, x.shape, layout):
             other = "NHWC" if layout == "NCHW" else "NCHW"
@@ -414,7 +425,7 @@ class PackedModel:
     @property
     def input_shape(self) -> tuple[int | None, int | None, int]:
         """H, W, C of the images it takes; None where any size will do."""
-        first = self._engine.inputs[0]
+        first = self._inputs[0]
         if len(first.shape) != 3:
             raise InputError(f"{self.name} takes no images, but {self.inputs['input']}, N not counted; see `inputs`")
         return first.shape[0] or None, first.shape[1] or None, first.shape[2]
@@ -422,7 +433,7 @@ class PackedModel:
     @property
     def inputs(self) -> dict[str, tuple[int | None, ...]]:
         """The shape of every input, without N; images are H, W, C. None where any size will do."""
-        return {info.name: tuple(size or None for size in info.shape) for info in self._engine.inputs}
+        return {info.name: tuple(size or None for size in info.shape) for info in self._inputs}
 
     @property
     def image_size(self) -> tuple[int, int] | None:

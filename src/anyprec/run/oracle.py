@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anyprec.format.graph import INPUT, Graph, Op
+from anyprec.format.graph import INPUT, Graph, Op, product_fits
 from anyprec.format.shapes import positions
 from anyprec.run import oracle_functions as functions
 from anyprec.run import oracle_ops as ops
@@ -50,7 +50,7 @@ def as_numbers(name: str, x: np.ndarray, integer: bool) -> np.ndarray:
         assert x.dtype == F32, f"{name} is {x.dtype}, not float32 or uint8"
         return x
     whole = np.issubdtype(x.dtype, np.integer) or bool((x == np.rint(x)).all())
-    assert whole and (not x.size or np.abs(x).max() < 2**24), f"{name} holds indices: whole numbers below 2^24"
+    assert whole and (not x.size or np.abs(x).max() <= 2**24), f"{name} holds indices: whole numbers up to 2^24"
     return x.astype(F32)
 
 
@@ -62,6 +62,7 @@ class OracleRun:
         self.profile = graph.profiles[self.row]
         self.values: dict[str, np.ndarray] = {}
         self.bits: dict[str, int] = {}
+        self.signed: set[str] = set()  # of the values that are codes, those that stand for 2 code - n
         with np.errstate(all="ignore"):
             self.values[INPUT] = self._image(x)
 
@@ -106,6 +107,8 @@ def _quantize(run: OracleRun, op: Op) -> np.ndarray:
     if bits == FLOAT:
         return ops.at_least_zero(t) if op.attributes["rectify"] else t
     run.bits[op.name] = bits
+    if op.attributes["signed"]:
+        run.signed.add(op.name)
     return ops.codes_of(t, 2**bits - 1)
 
 
@@ -168,6 +171,7 @@ def _keep_codes(run: OracleRun, op: Op) -> np.ndarray:
     """The input of an op that codes pass through; its value has the same bits."""
     if op.inputs[0] in run.bits:
         run.bits[op.name] = run.bits[op.inputs[0]]
+        run.signed |= {op.name} if op.inputs[0] in run.signed else set()
     return run.values[op.inputs[0]]
 
 
@@ -266,6 +270,18 @@ def _norm(run: OracleRun, op: Op) -> np.ndarray:
 
 
 def _matmul(run: OracleRun, op: Op) -> np.ndarray:
+    if op.inputs[0] in run.bits:
+        assert op.inputs[1] in run.bits, f"matmul {op.name} reads codes and floats"
+        widths = [run.bits[value] for value in op.inputs]
+        sides = [run.values[value].astype(np.int64) for value in op.inputs]
+        sides = [
+            2 * x - (2**k - 1) if value in run.signed else x
+            for x, k, value in zip(sides, widths, op.inputs, strict=True)
+        ]
+        terms = sides[0].shape[-1]
+        assert product_fits(terms, *widths), f"{op.name}: sums of {terms} products leave 32-bit integers"
+        product = sides[0] @ (sides[1].swapaxes(-1, -2) if op.attributes["transposed"] else sides[1])
+        return run.affine(op, product.astype(F32))
     return functions.matmul(run.float_in(op, 0), run.float_in(op, 1), op.attributes["transposed"])
 
 

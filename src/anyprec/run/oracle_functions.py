@@ -210,9 +210,10 @@ def matmul(a: np.ndarray, b: np.ndarray, transposed: bool) -> np.ndarray:
 
 
 def recurrent(x: np.ndarray, w: np.ndarray, function: str, reverse: bool) -> np.ndarray:
-    """x: (N, L, G H); w: (G H, H + 1), the last column a bias. Returns (N, L, H)."""
+    """x: (N, ..., L, G H); w: (G H, H + 1), the last column a bias. Returns (N, ..., L, H)."""
+    leading, units = x.shape[:-1], w.shape[1] - 1
+    x = x.reshape(-1, *x.shape[-2:])
     batch, length, _ = x.shape
-    units = w.shape[1] - 1
     h = np.zeros((batch, units), F32)
     c = np.zeros_like(h)
     made = np.empty((batch, length, units), F32)
@@ -231,4 +232,4 @@ def recurrent(x: np.ndarray, w: np.ndarray, function: str, reverse: bool) -> np.
             n = tanh(fma(r, shares[2], gates[2]))
             h = fma(z, h - n, n)
         made[:, at] = h
-    return made
+    return made.reshape(*leading, units)

@@ -1,16 +1,20 @@
 """The network a recipe names: built from the zoo for its data set, and filled from the checkpoint `init` names.
 
+A model file that `init` names needs training images as well: run.py fills the network from it (packing/unpack.py).
 Called by run.py.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from anyprec.data.catalog import Data
 from anyprec.errors import CheckpointError, RecipeError
+from anyprec.models import catalog
 from anyprec.nn.new_widths import load_widths
 from anyprec.training import checkpoint
 from anyprec.training.recipe import Recipe
@@ -23,7 +27,7 @@ def build_network(recipe: Recipe, data: Data) -> tuple[nn.Module, list[int]]:
     options = {"in_channels": data.shape[-1], "num_classes": data.num_classes, **recipe.net_options}
     model = build(recipe.net, widths=recipe.widths, quantizer=recipe.quantizer, scale=recipe.scale, **options)
     new_widths: list[int] = []
-    if recipe.init:
+    if recipe.init and model_file_of(recipe.init) is None:
         record = initial_record(recipe.init)
         if ZOO[recipe.net].task == "segmentation" and (record is None or record["net"] != recipe.net):
             load_backbone(model, recipe.init if record is None else record, recipe.init)
@@ -37,6 +41,13 @@ def build_network(recipe: Recipe, data: Data) -> tuple[nn.Module, list[int]]:
         else:
             checkpoint.restore(model, record["state_dict"], recipe.init)
     return model, new_widths
+
+
+def model_file_of(init: str) -> Path | None:
+    """The model file that `init` names, a path (*.apm) or a model of the catalog; None: it names something else."""
+    if init.endswith(".apm") or (not os.path.lexists(init) and init in catalog.names()):
+        return Path(catalog.find(init))
+    return None
 
 
 def initial_record(path: str) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class Recipe:
     augment: str = "none"
     limit: int = 0  # use this many training images; 0 is all
     validation: int = 0  # hold this many training images out and evaluate on them, not on the test set; 0: none
-    init: str = ""  # float weights or a model checkpoint to start from
+    init: str = ""  # float weights, a model checkpoint or a model file (.apm, or a name) to start from
 
     # Any-precision
     widths: tuple[int, ...] = DEFAULT_WIDTHS  # one width makes a dedicated model

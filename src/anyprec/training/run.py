@@ -34,7 +34,7 @@ from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
 from anyprec.training.average import WeightAverage
-from anyprec.training.build import build_network, check_task
+from anyprec.training.build import build_network, check_task, model_file_of
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
 from anyprec.training.joint import choose_widths, joint_step, shares_stem
@@ -110,6 +110,8 @@ class TrainingRun:
         torch.manual_seed(recipe.seed)
         if model is None:
             model, self.new_widths = build_network(recipe, self.train_data)
+            if saved is None:
+                self._unpack(model)
         self.model = model.to(processes.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -256,6 +258,14 @@ class TrainingRun:
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         part = "body" if shares_stem(self.model) else "forward"
         setattr(self.model, part, torch.compile(getattr(self.model, part), dynamic=False))
+
+    def _unpack(self, model: nn.Module) -> None:
+        """Where `init` names a model file, the network starts with its answers."""
+        path = model_file_of(self.recipe.init) if self.recipe.init else None
+        if path is not None:
+            from anyprec.packing.unpack import unpack
+
+            unpack(model, path, [images.cpu() for images in self._images(NORM_BATCHES)])
 
     def _fit_stem(self) -> None:
         """A stem that whitens is made from training images; with `init`, it came with the other weights."""

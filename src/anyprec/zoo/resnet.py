@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError
+from anyprec.nn.layers import PointwiseConv2d
 from anyprec.nn.norms import BatchNorm2d
 from anyprec.zoo.parts import Parts, ZooNetwork
 
@@ -52,7 +53,7 @@ class Block(nn.Module):
         if skip == "quantized":
             self.skip_conv = parts.conv(*channels, 1, stride=stride)
         else:
-            self.skip_conv = nn.Conv2d(*channels, 1, stride=stride, bias=False)
+            self.skip_conv = PointwiseConv2d(*channels, 1, stride=stride, bias=False)
         self.skip_norm = (
             BatchNorm2d(channels[1]) if skip == "float" and not raw else parts.norm(channels[1], clipped=False)
         )

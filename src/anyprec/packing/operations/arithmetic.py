@@ -102,7 +102,7 @@ def mixed(call: OperationCall, mask: Tensor, x: View | Any, y: View | Any) -> Vi
     sides: list[View | Tensor] = []
     for side, part in ((x, keep), (y, 1 - keep)):
         if isinstance(side, View):
-            sides.append(side if bool((part == 1).all()) else binary(r, "mul", side, part))
+            sides.append(side if r.shortcut(bool((part == 1).all())) else binary(r, "mul", side, part))
         else:
             numbers = torch.as_tensor(side).double().nan_to_num(posinf=3e38, neginf=-3e38)
             sides.append(torch.where(part.bool(), numbers, 0.0))
@@ -156,7 +156,7 @@ def prelu(call: OperationCall) -> View:
     assert weight is not None
     if weight.dim() == 1 and len(x.dims) > 1:
         weight = weight.reshape(-1, *(1,) * (len(x.dims) - 2))
-    if bool((weight <= 1).all()):
+    if r.shortcut(bool((weight <= 1).all())):
         return binary(r, "max", x, affine(r, x, weight, 0.0))
     return binary(r, "add", clip(r, x, 0.0, None), affine(r, clip(r, x, None, 0.0), weight, 0.0))
 

@@ -95,9 +95,9 @@ def _flat(view: View) -> list[Axis]:
     return [axis for dim in view.dims for axis in dim]
 
 
-def like_axes(numbers: Tensor, x: View) -> Constant | None:
+def like_axes(recorder: Recorder, numbers: Tensor, x: View) -> Constant | None:
     """The constant with the axes of x, place by place; None where x would have to grow."""
-    made = constant_view(numbers, x)
+    made = constant_view(recorder, numbers, x)
     if len(made.dims) != len(x.dims) or any(m and not o for m, o in zip(made.dims, x.dims, strict=True)):
         return None
     filled = [m or tuple(Axis(a.size, "repeat") for a in o) for m, o in zip(made.dims, x.dims, strict=True)]
@@ -107,7 +107,7 @@ def like_axes(numbers: Tensor, x: View) -> Constant | None:
 def affine(recorder: Recorder, x: View, scale: Any, shift: Any) -> View:
     """x scale + shift with constants that broadcast to x: one table if they vary along the last axis, else binary."""
     plain = [torch.as_tensor(number).double().cpu() for number in (scale, shift)]
-    views = [like_axes(finite(number), x) for number in plain]
+    views = [like_axes(recorder, finite(number), x) for number in plain]
     if None not in views:
         wide = max((v for v in views if v is not None), key=lambda v: len(v.axes))
         one_dim = sum(any(axis in wide.axes for axis in dim) for dim in wide.dims) == 1
@@ -115,24 +115,24 @@ def affine(recorder: Recorder, x: View, scale: Any, shift: Any) -> View:
             rows = [along_last(recorder, found[0], v, False) for v in views if v is not None]
             if None not in rows:
                 return table(recorder, found[0], *(row[1] for row in rows if row is not None))
-    if not (plain[0] == 1).all():
+    if not recorder.shortcut(bool((plain[0] == 1).all())):
         x = binary(recorder, "mul", x, plain[0])
-    return x if (plain[1] == 0).all() else binary(recorder, "add", x, plain[1])
+    return x if recorder.shortcut(bool((plain[1] == 0).all())) else binary(recorder, "add", x, plain[1])
 
 
-def as_view(item: View | Any, other: View) -> View:
+def as_view(recorder: Recorder, item: View | Any, other: View) -> View:
     if isinstance(item, View):
         return item
     numbers = torch.as_tensor(item)
-    return constant_view(finite(numbers.float() if not numbers.is_floating_point() else numbers), other)
+    return constant_view(recorder, finite(numbers.float() if not numbers.is_floating_point() else numbers), other)
 
 
 def binary(recorder: Recorder, function: str, x: View | Any, y: View | Any) -> View:
     """Of two views, or of a view and a constant tensor or number; torch's broadcasting."""
     if isinstance(x, View) and not isinstance(y, View):
-        y = as_view(y, x)
+        y = as_view(recorder, y, x)
     elif isinstance(y, View) and not isinstance(x, View):
-        x = as_view(x, y)
+        x = as_view(recorder, x, y)
     aligned = align(recorder, [x, y])
     a, b = (recorder.shape(value) for value in aligned.values)
     kind, attributes = ("add", {}) if function == "add" and a == b else ("binary", {"function": function})
@@ -154,7 +154,7 @@ def joined(recorder: Recorder, parts: list[View | Any], dim: int) -> View:
     if any(axis.kind == "batch" for axis in largest.dims[dim]):
         raise Refused("it joins the images of one batch with those of another")
     across = replace(largest, dims=tuple(() if d == dim else axes for d, axes in enumerate(largest.dims)))
-    views = [part if isinstance(part, View) else constant_view(finite(part), across) for part in parts]
+    views = [part if isinstance(part, View) else constant_view(recorder, finite(part), across) for part in parts]
     lead, sizes = views.index(largest), [view.shape[dim] for view in views]
     views[lead] = one_axis(recorder, largest, dim)
     others = [d for d in range(len(largest.dims)) if d != dim]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,28 @@ def windows(call: OperationCall) -> View:
     return View(name, (*height, *width, *taps), ((r.batch,), taps, (*height, *width)))
 
 
+def folded(call: OperationCall) -> View:
+    """col2im (nn.Fold): a transposed convolution that puts every input channel at one tap of one channel."""
+    r, (height, width) = call.recorder, (int(n) for n in call["output_size"])
+    settings = {key: [int(n) for n in call[key]] for key in ("stride", "dilation")}
+    down, right = (int(n) for n in call["padding"])
+    channels = call.x.shape[1] // math.prod(call["kernel_size"])
+    kernel, weight = _taps(call, channels)
+    reach = [d * (k - 1) + 1 for d, k in zip(settings["dilation"], kernel, strict=True)]
+    sizes = [height + 2 * down - reach[0], width + 2 * right - reach[1]]
+    places = [n // s + 1 for n, s in zip(sizes, settings["stride"], strict=True)]
+    x = reshape_view(r, call.view(), (call.x.shape[0], len(weight), *places))
+    reads = image_input(r, x)
+    constants = {"weight": turned(weight, channels)}
+    name = call.step(
+        "conv", reads.value, shape=(height, width, channels), reads=reads, constants=constants, kernel=kernel,
+        pad=[down, right, down, right], groups=channels, **settings, transposed=True,
+        output_pad=[n % s for n, s in zip(sizes, settings["stride"], strict=True)],
+    )  # fmt: skip
+    rows, columns, deep = ((Axis(n),) if n > 1 else () for n in (height, width, channels))
+    return View(name, (*rows, *columns, *deep), ((r.batch,), deep, rows, columns))
+
+
 def _taps(call: OperationCall, channels: int) -> tuple[list[int], Tensor]:
     kernel = [int(n) for n in call["kernel_size"]]
     taps = kernel[0] * kernel[1]
@@ -267,6 +290,7 @@ def embedding(call: OperationCall) -> View:
 LAYERS: dict[str, Callable[[OperationCall], View]] = {
     "convolution": convolution,
     "im2col": windows,
+    "col2im": folded,
     "native_batch_norm": batch_norm,
     "_native_batch_norm_legit": batch_norm,
     "_native_batch_norm_legit_no_training": batch_norm,

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 def product(recorder: Recorder, a: View | Any, b: View | Any) -> View:
     """(B, m, k) times (B, k, n); B may hold the batch and more."""
     if not isinstance(b, View):
-        return _by_constant(recorder, a, b, 2) if _is_one(b, a) else _matmul(recorder, a, _lead(b, a))
+        return _by_constant(recorder, a, b, 2) if _is_one(recorder, b) else _matmul(recorder, a, _lead(recorder, b, a))
     if not isinstance(a, View):
-        return _by_constant(recorder, b, a, 1) if _is_one(a, b) else _matmul(recorder, _lead(a, b), b)
+        return _by_constant(recorder, b, a, 1) if _is_one(recorder, a) else _matmul(recorder, _lead(recorder, a, b), b)
     return _matmul(recorder, a, b)
 
 
-def _lead(numbers: Tensor, other: View) -> Constant:
-    return constant_view(numbers, View("", (), (other.dims[0], (), ())))
+def _lead(recorder: Recorder, numbers: Tensor, other: View) -> Constant:
+    return constant_view(recorder, numbers, View("", (), (other.dims[0], (), ())))
 
 
-def _is_one(numbers: Tensor, other: View) -> bool:
+def _is_one(recorder: Recorder, numbers: Tensor) -> bool:
     """The same matrix for all of B."""
-    return bool((numbers == numbers[:1]).all())
+    return recorder.shortcut(bool((numbers == numbers[:1]).all()))
 
 
 def _by_constant(recorder: Recorder, x: View, numbers: Tensor, dim: int) -> View:
