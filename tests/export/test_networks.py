@@ -142,6 +142,7 @@ def test_networks_of_timm(name, size, layers, tmp_path):
 
 
 def test_bert(tmp_path):
+    pytest.importorskip("torchvision_operators").declare()  # transformers imports torchvision where it is installed
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=90, num_labels=3

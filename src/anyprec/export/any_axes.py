@@ -182,14 +182,15 @@ class AnyAxesWriter(OnnxWriter):
         return self.axes_value(op, self.node("Div", op, [off, deviation]))
 
     def matmul(self, op: Op) -> Value:
-        read = [self.values[name] for name in op.inputs]
-        if any(value.levels is not None for value in read):
-            raise UnsupportedOperation(f"op {op.name!r} (matmul) of codes cannot be written as ONNX yet")
-        a, b = (self.full(op, value) for value in read)
+        a, b = (self.full(op, self.values[name]) for name in op.inputs)
+        return self.axes_value(op, self.product(op, a, b))
+
+    def product(self, op: Op, a: str, b: str, tag: str = "") -> str:
+        """Of two values in the order of the graph."""
         if op.attributes["transposed"]:
-            rank = 1 + len(read[1].shape)
+            rank = 1 + len(self.values[op.inputs[1]].shape)
             b = self.node("Transpose", op, [b], "turned", perm=[*range(rank - 2), rank - 1, rank - 2])
-        return self.axes_value(op, self.node("MatMul", op, [a, b]))
+        return self.node("MatMul", op, [a, b], tag)
 
     def embedding(self, op: Op) -> Value:
         x, weight = self.values[op.inputs[0]], self.weight(op.attributes["weight"])
@@ -209,13 +210,21 @@ class AnyAxesWriter(OnnxWriter):
         bias = np.concatenate([np.zeros(count), weight[order, units]])
         arrays = {"pick": np.eye(count)[order], "weight": weight[order, :units], "bias": bias}
         read = [self.constant(f"{op.name}.{key}", array[None]) for key, array in arrays.items()]
-        first = self.node("Transpose", op, [self.full(op, self.values[op.inputs[0]])], "steps", perm=[1, 0, 2])
+        x = self.values[op.inputs[0]]
+        name = self.full(op, x)
+        if len(x.shape) > 2:  # several sequences an image: each is one of the batch
+            sizes = self.constant(f"{op.name}.sequence_sizes", np.array([-1, *x.shape[-2:]]))
+            name = self.node("Reshape", op, [name, sizes], "sequences")
+        first = self.node("Transpose", op, [name], "steps", perm=[1, 0, 2])
         how: dict[str, Any] = {"hidden_size": units, "direction": "reverse" if at["reverse"] else "forward"}
         if kind == "gru":
             how["linear_before_reset"] = 1
         made = self.node(kind.upper(), op, [first, *read], "cells", **how)  # (L, 1, N, H)
         made = self.node("Squeeze", op, [made, self.constant("(axis 1)", np.array([1]))], "states")
-        return self.axes_value(op, self.node("Transpose", op, [made], perm=[1, 0, 2]))
+        made = self.node("Transpose", op, [made], "turned", perm=[1, 0, 2])
+        if len(x.shape) > 2:
+            made = self.node("Reshape", op, [made, self.constant(f"{op.name}.sizes", np.array([-1, *self.shape(op)]))])
+        return self.axes_value(op, made)
 
 
 # --- Functions that ONNX does not have in every opset --------------------------------------------------------------

@@ -125,6 +125,18 @@ class QdqWriter(AnyAxesWriter):
             return self.finish(op, Value(self.transposed_conv(op, name, read[0], shift, how), shape), *after)
         return self.finish(op, Value(self.node("Conv", op, [name, *read], **how), shape), *after)
 
+    def matmul(self, op: Op) -> Value:
+        """Of codes: whole numbers in float, then the scale and the shift of the product."""
+        read = [self.values[name] for name in op.inputs]
+        if read[0].levels is None:
+            return super().matmul(op)
+        a, b = (self.read_codes(op, replace(x, name=self.full(op, x)), integer=False) for x in read)
+        made, (s, t) = self.product(op, a, b, "sums"), self.table(op)
+        made = self.node("Mul", op, [made, self.constant(f"{op.name}.scale", np.array(s))], "scaled")
+        if t:
+            made = self.node("Add", op, [made, self.constant(f"{op.name}.shift", np.array(t))], "shifted")
+        return self.axes_value(op, made)
+
     def float_numbers(
         self, x: Value, weight: np.ndarray, scale: np.ndarray, shift: np.ndarray, last: Op
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray | None, np.ndarray | None]]:
