@@ -53,7 +53,13 @@ def packed(tmp_path_factory, shaken):
 
 
 @pytest.mark.parametrize(
-    ("net", "quantizer"), [*((net, "lsq") for net in NETS), ("vgg-speed", "nested"), ("resnet8", "nested")]
+    ("net", "quantizer"),
+    [
+        *((net, "lsq") for net in NETS if net != "mobilenetv2"),
+        pytest.param("mobilenetv2", "lsq", marks=pytest.mark.slow),
+        ("vgg-speed", "nested"),
+        ("resnet8", "nested"),
+    ],
 )
 def test_the_network_is_that_of_the_file(packed, net, quantizer):
     model, path = packed(net, quantizer)
