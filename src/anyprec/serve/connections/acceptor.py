@@ -2,8 +2,9 @@
 
 The event loop's own server takes one connection a turn, in order: behind a thousand others a health probe waited for a
 thousand turns. To take one from the kernel and look at what it has sent costs 10 us, to serve it 50 to 100. So we take
-hundreds a turn, serve probes at once, and the others in order, some dozens a turn. In a rush, those that their client
-has closed meanwhile without sending a whole request are not served at all.
+hundreds a turn, answer probes at once (probes.py), and serve the others in order, some dozens a turn. A turn in which a
+thousand clients are read is long, so connections call `look_if_late` meanwhile. In a rush, those that their client has
+closed meanwhile without sending a whole request are not served at all.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import ctypes
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from anyprec.serve.connections.probes import answer_probe, may_be_probe, peek
 from anyprec.serve.connections.table import RESERVE
 from anyprec.serve.monitoring.logs import log
 
@@ -26,7 +29,7 @@ BATCH = RESERVE // 2  # served in one turn: 3 ms. Two batches have a slot in the
 WAITING = 1024  # accepted but not served yet; the rest wait in the kernel
 CALM = 8  # when this few wait, all are served
 PAUSE_S = 0.1  # after running out of file descriptors
-PROBE = b"GET /v2/health/"
+LATE_S = 0.01  # between two looks at the listener while a turn lasts
 CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
 HEAD_BYTES = 4096
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
@@ -35,24 +38,33 @@ SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
 class Acceptor:
     """Takes connections until it is closed, and the listener with it.
 
-    `per_address`: slots that one address has in the connection table.
+    `per_address`: slots that one address has in the connection table. `answer`: answers health probes (probes.py).
     """
 
-    def __init__(self, listener: socket.socket, connect: Callable[[], asyncio.Protocol], per_address: int) -> None:
-        self.listener, self.connect = listener, connect
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        per_address: int,
+        answer: Callable[[str, str], bytes | None] = lambda path, host: None,
+    ) -> None:
+        self.listener, self.connect, self.answer = listener, connect, answer
         self.loop = asyncio.get_running_loop()
         # Nothing has been read from a new batch, so one as large as the table would push out its own connections.
         self.batch = max(1, min(BATCH, per_address // 8))
+        self.silent: list[socket.socket] = []  # had sent nothing when taken; looked at again in the next turn
         self.waiting: deque[socket.socket] = deque()
         self.opening: set[asyncio.Task[Any]] = set()  # referenced so that they are not garbage-collected
         self.closed = False
         self._serving = False  # the next turn goes on with those that wait
+        self._looked = time.monotonic()
+        self._late = False  # the last look was over LATE_S ago
         self._listen()
 
     @property
     def pending(self) -> bool:
         """Whether accepted connections still wait for their protocol."""
-        return bool(self.waiting or self.opening)
+        return bool(self.silent or self.waiting or self.opening)
 
     def close(self) -> None:
         """Accept no more; connections that wait, here and in the kernel, are still served."""
@@ -63,14 +75,22 @@ class Acceptor:
         self.loop.remove_reader(self.listener)
         self.listener.close()
 
+    def look_if_late(self) -> None:
+        """In the middle of a turn: answer the probes that have come, if the last look was long ago."""
+        if time.monotonic() - self._looked > LATE_S and not self.closed:
+            self._late = True
+            self._look_again()
+            self._take()
+            self._late = False
+
     def _listen(self) -> None:
         if not self.closed:
             self.loop.add_reader(self.listener, self._take)
 
     def _take(self, most: int | None = None) -> bool:
         """Take up to `most` connections from the kernel; False: it has no more."""
-        probes, more = 0, True
-        for _ in range(min(TAKEN, WAITING - len(self.waiting)) if most is None else most):
+        more, opened, had_silent = True, 0, bool(self.silent)
+        for _ in range(min(TAKEN, WAITING - len(self.waiting) - len(self.silent)) if most is None else most):
             try:
                 taken, _ = self.listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -84,14 +104,38 @@ class Acceptor:
                 self.loop.call_later(PAUSE_S, self._listen)
                 more = False
                 break
-            if probes < self.batch and may_be_probe(taken):
-                probes += 1
-                self._open(taken)
+            head = peek(taken)
+            if head == b"":
+                self.silent.append(taken)
             else:
-                self.waiting.append(taken)
+                opened += self._place(taken, head, opened)
+        self._looked = time.monotonic()
+        if self.silent and not had_silent:
+            self.loop.call_soon(self._look_again)
         if not self._serving:
             self._serve()
         return more
+
+    def _look_again(self) -> None:
+        """At those that had sent nothing: a probe has by now, as a rule."""
+        silent, self.silent, opened = self.silent, [], 0
+        for taken in silent:
+            opened += self._place(taken, peek(taken), opened)
+        if not self._serving:
+            self._serve()
+
+    def _place(self, taken: socket.socket, head: bytes | None, opened: int) -> bool:
+        """Answer it, or open it now, which is True, or let it wait. `opened`: so many were, in this turn."""
+        if head is None or not may_be_probe(head):
+            self.waiting.append(taken)
+            return False
+        if answer_probe(taken, head, self.answer, self._late or len(self.waiting) >= CALM):
+            return False
+        if opened >= self.batch:
+            self.waiting.append(taken)
+            return False
+        self._open(taken)
+        return True
 
     def _serve(self) -> None:
         left = self.batch
@@ -127,18 +171,6 @@ def drop_new_packets(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         program = struct.pack("HL", 1, ctypes.addressof(instruction))  # struct sock_fprog
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-
-
-def may_be_probe(taken: socket.socket) -> bool:
-    """It begins like a health probe, or has sent nothing yet."""
-    try:
-        taken.setblocking(False)
-        head = taken.recv(len(PROBE), socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:  # reset
-        return False
-    return bool(head) and PROBE.startswith(head)
 
 
 def is_abandoned(taken: socket.socket) -> bool:

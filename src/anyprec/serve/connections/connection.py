@@ -72,6 +72,7 @@ class Connection(HttpToolsProtocol):
     closing = False  # the server stops: this answer is the connection's last
     handshake: TrackedConnection | None = None  # its TLS is agreed on, and its slot is ours
     on_refused = staticmethod(lambda status: None)  # told of every refusal outside the application
+    look_if_late = staticmethod(lambda: None)  # Acceptor's; called wherever a thousand connections make a turn long
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -100,6 +101,7 @@ class Connection(HttpToolsProtocol):
         self.loop.call_soon(self.loop.call_soon, self._rest_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.look_if_late()
         super().connection_lost(exc)
         self.table.remove(self)
         self.since = None
@@ -113,6 +115,7 @@ class Connection(HttpToolsProtocol):
     # --- reading ---
 
     def data_received(self, data: bytes) -> None:
+        self.look_if_late()
         if self.transport.is_closing() or self.broken:
             return
         self._unset_keepalive_if_required()
@@ -234,6 +237,7 @@ class Connection(HttpToolsProtocol):
         while self.cycles and self.cycles[0].response_complete:
             self.cycles.popleft()
         super().on_response_complete()
+        self.look_if_late()
         if self.pipeline and not self.transport.is_closing():
             self.flow.pause_reading()  # uvicorn reads on after every answer, and the pipeline would grow without end
         self.idle_since = None

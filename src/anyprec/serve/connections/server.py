@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from anyprec.errors import ServeError
 from anyprec.files import raise_file_limit
@@ -30,6 +31,7 @@ from anyprec.serve.connections.connection import Connection, ConnectionLimits
 from anyprec.serve.connections.handshake import TlsAcceptor
 from anyprec.serve.connections.table import ConnectionTable, Network
 from anyprec.serve.http.app import App
+from anyprec.serve.http.exchange import CLOSE
 from anyprec.serve.monitoring.logs import log
 
 BACKLOG = 2048  # connections queued by the kernel: a thousand may arrive at once
@@ -70,7 +72,12 @@ class Server(uvicorn.Server):
         limits = limits or ConnectionLimits()
         self.table = ConnectionTable(limits.connections, limits.per_address or max(1, limits.connections // 2), trusted)
         app.bodies.make_room = self.table.make_room
-        own = {"limits": limits, "table": self.table, "on_refused": staticmethod(app.metrics.turn_away)}
+        own = {
+            "limits": limits,
+            "table": self.table,
+            "on_refused": staticmethod(app.metrics.turn_away),
+            "look_if_late": staticmethod(self.look_if_late),
+        }
         self.kind: Any = type("Connection", (Connection,), own)
         self.control_kind: Any = type("ControlConnection", (self.kind,), {"control": True})
         super().__init__(make_config(app, self.kind, tls))
@@ -99,13 +106,27 @@ class Server(uvicorn.Server):
                 server = TlsAcceptor(listener, tls, self.table, connect)
             else:
                 try:
-                    server = Acceptor(listener, connect, self.table.per_address)
+                    server = Acceptor(listener, connect, self.table.per_address, self.answer_probe)
                 except NotImplementedError:  # Windows
                     server = await loop.create_server(connect, sock=listener, backlog=BACKLOG)
             self.servers.append(server)
         self.started = True
         await self.on_tick(0)  # the Date header, before the first request
         self.on_ready()
+
+    def answer_probe(self, path: str, host: str) -> bytes | None:
+        """The whole answer to a health probe; None: it is not 200, and takes the ordinary way."""
+        found = self.app.probe(path, host)
+        if found is None:
+            return None
+        fields, body = found
+        lines = (b"%b: %b\r\n" % field for field in (*self.server_state.default_headers, *fields, CLOSE))
+        return STATUS_LINE[200] + b"".join(lines) + b"\r\n" + body
+
+    def look_if_late(self) -> None:
+        for server in self.servers:
+            if isinstance(server, Acceptor):
+                server.look_if_late()
 
     async def main_loop(self) -> None:
         self._wake = asyncio.Event()

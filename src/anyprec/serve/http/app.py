@@ -123,6 +123,24 @@ class App:
 
     # --- every request ---
 
+    @property
+    def unready(self) -> str | None:
+        """Why no inference should be sent here now; None: all is ready."""
+        if self.draining:
+            return "the server is stopping"
+        return None if self.models.ready else "a model is not loaded"
+
+    def probe(self, path: str, client: str) -> tuple[tuple[Header, ...], bytes] | None:
+        """Headers and body for a health probe that is answered outside an event loop's turn; None: not with 200."""
+        if path == "/v2/health/ready" and self.unready:
+            return None
+        body = to_json({path.rpartition("/")[2]: True})
+        id = self.next_id()
+        self.metrics.finished("", 200)
+        if self.log_requests:
+            log.info("request", id=id.decode(), client=client, method="GET", path=path, status=200)
+        return (JSON, (b"content-length", b"%d" % len(body)), (b"x-request-id", id)), body
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)

@@ -113,9 +113,8 @@ async def live(app: App, http: HttpExchange) -> None:
 
 
 async def ready(app: App, http: HttpExchange) -> None:
-    if app.draining or not app.models.ready:
-        why = "the server is stopping" if app.draining else "a model is not loaded"
-        raise HttpError(503, f"not ready: {why}", ((b"retry-after", b"1"),))
+    if app.unready:
+        raise HttpError(503, f"not ready: {app.unready}", ((b"retry-after", b"1"),))
     await http.respond_json({"ready": True})
 
 
