@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +254,13 @@ def expected(path: Path, x: np.ndarray, bits: int | str) -> np.ndarray:
     y = load(path)(x, bits)
     assert isinstance(y, np.ndarray)
     return y
+
+
+def wait_for(done: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def memory_mb(pid: int, field: str = "VmRSS") -> float:

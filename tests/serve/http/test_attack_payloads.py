@@ -37,6 +37,7 @@ from serving import (
     process,
     running,
     save,
+    wait_for,
 )
 
 from anyprec.format import write
@@ -491,10 +492,3 @@ def test_no_name_of_a_model_without_a_key(tmp_path):
                         )
         reply = ask(found.port, "GET", "/v2/models/other", x_api_key=key)
         assert reply.status == 404 and name in reply.json["error"]
-
-
-def wait_for(done, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)

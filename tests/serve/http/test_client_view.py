@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from serving import ask, images, infer, running
+from serving import ask, images, infer, running, wait_for
 
 from anyprec.serve.models import Settings
 from anyprec.serve.scheduling.queue import QueueLimits
@@ -58,6 +58,7 @@ def test_a_picture_at_every_width_is_one_request(server):
     count = server.app.metrics.outcomes.labels("net", "in_time")._value.get
     before = count()
     assert ask(server.port, "POST", "/v2/models/net/classify?bits=all", buffer.getvalue()).status == 200
+    wait_for(lambda: count() > before)  # counted after the answer is out
     assert count() == before + 1
 
 
@@ -71,6 +72,7 @@ def test_what_is_no_inference_does_not_count(server):
     assert ask(server.port, "POST", "/v2/models/net/infer", b"no JSON").status == 400
     assert counted() == before
     assert infer(server.port, images()).status == 200
+    wait_for(lambda: counted() > before)
     assert counted() == before + 1
 
 
@@ -144,7 +146,7 @@ def test_overload_and_precision_changes_reach_the_log(model_path, caplog, monkey
     monkeypatch.setattr(logging.getLogger("anyprec.serve"), "propagate", True)
     caplog.set_level(logging.INFO, "anyprec.serve")
 
-    def wait_for(message: str) -> dict:
+    def logged(message: str) -> dict:
         for _ in range(200):
             found = [record.fields for record in caplog.records if record.message == message]
             if found:
@@ -157,9 +159,9 @@ def test_overload_and_precision_changes_reach_the_log(model_path, caplog, monkey
             assert ask(server.port, "POST", "/v2/models/net/precision", {"bits": bits}).status == 200
             assert infer(server.port, images()).status == 200
             time.sleep(1.6)  # looked at once a second
-        assert wait_for("precision changed") == {"model": "net", "before": "8", "now": "2"}
+        assert logged("precision changed") == {"model": "net", "before": "8", "now": "2"}
         server.models.unload(server.models.get("net"))
         for _ in range(30):
             assert infer(server.port, images()).status == 503
-        found = wait_for("overload begins")
+        found = logged("overload begins")
     assert found["model"] == "net" and found["refused"] >= 10 and found["window_s"] == 10
