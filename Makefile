@@ -20,9 +20,10 @@ CPP := $(SOURCES) $(wildcard native/tests/*.cpp native/tests/*.h native/fuzz/*.c
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 
-# Two workers with one thread each: more threads only get in each other's way. A worker that dies, of a crash or because
-# a test took longer than its limit, ends the run: xdist would start it anew, and may then wait for ever.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --color=no
+# Three workers with one thread each, for two cores: some of the time is waiting for servers and processes. A worker
+# that dies, of a crash or because a test took longer than its limit, ends the run: xdist would start it anew, and may
+# then wait for ever.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --color=no
 
 .PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize fuzz clean
 

@@ -26,6 +26,7 @@ def test_the_notebook_is_the_script():
     assert list(dict.fromkeys(a or b for a, b in commands)) == VERBS
 
 
+@pytest.mark.slow
 def test_the_notebook_answers(tmp_path):
     """Its cells in order, shell commands and all, on fewer pictures and epochs."""
     pytest.importorskip("torch")

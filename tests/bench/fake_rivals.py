@@ -70,6 +70,12 @@ def save_model(model, path):
     fate("file")
     Path(path).write_text("x"); Path(path).with_suffix(".bin").write_text("x")
 """
+FAKE_PASSES = """
+class Manager:
+    def register_pass(self, one): pass
+    def run_passes(self, model): pass
+class ConstantFolding: pass
+"""
 FAKE_NNCF = """
 from types import SimpleNamespace as N
 Dataset, QuantizationPreset = (lambda images: None), N(MIXED=0)
@@ -83,7 +89,8 @@ def write_packages(folder: Path, input_shape: tuple[int, ...]) -> Path:
         "onnx": f"INPUT_SHAPE = {input_shape}\n{FAKE_ONNX}",
         "onnxruntime/__init__": FAKE_ORT,
         "onnxruntime/quantization": FAKE_QUANTIZATION,
-        "openvino": FAKE_OPENVINO,
+        "openvino/__init__": FAKE_OPENVINO,
+        "openvino/passes": FAKE_PASSES,
         "nncf": FAKE_NNCF,
     }
     for name, text in files.items():

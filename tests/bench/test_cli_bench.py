@@ -389,13 +389,13 @@ def fake_rivals(tmp_path, monkeypatch):
     ("fate", "reason", "signal"),
     [
         ("SIGILL@start", "died of SIGILL (the last words of start)", "SIGILL"),
-        ("SIGSEGV@race", "died of SIGSEGV (the last words of race)", "SIGSEGV"),
+        pytest.param("SIGSEGV@race", "died of SIGSEGV (the last words of race)", "SIGSEGV", marks=pytest.mark.slow),
         ("SIGILL@file", "died of SIGILL (the last words of file) while its file was made", "SIGILL"),
         ("hang@start", "did not answer within 1 s and was ended", None),
         pytest.param("hang@race", "did not answer within 15 s and was ended", None, marks=pytest.mark.slow),
         ("exit@start", "ended with code 3 without an answer", None),
-        ("garbage@start", "gave '\\\\xff no JSON' instead of an answer", None),
-        ("raise@start", "RuntimeError: could not create a primitive", None),
+        pytest.param("garbage@start", "gave '\\\\xff no JSON' instead of an answer", None, marks=pytest.mark.slow),
+        pytest.param("raise@start", "RuntimeError: could not create a primitive", None, marks=pytest.mark.slow),
         ("raise@file", "RuntimeError: could not create a primitive while its file was made", None),
     ],
 )

@@ -69,6 +69,7 @@ def test_file_and_card(shipped, run):
         assert file.verify() and not file.sizes.tails
 
 
+@pytest.mark.slow
 def test_a_segmentation(tmp_path, monkeypatch):
     """Pixels instead of images, and mean IoU beside them."""
     pytest.importorskip("PIL.Image")

@@ -8,8 +8,8 @@ from catalog import Network, networks
 from wall import WIDTHS, try_network
 
 NETWORKS = networks()
-SAMPLE = {  # about 45 s together
-    "timm/resnet10t", "timm/tinynet_e", "timm/convnext_atto", "paper/UNet",
+SAMPLE = {  # about 40 s together
+    "timm/resnet10t", "timm/tinynet_e", "timm/convnext_atto",
     "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
     "transformers/GPT2ForSequenceClassification", "transformers/ViTForImageClassification",
     "transformers/SwinForImageClassification",

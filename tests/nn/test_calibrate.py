@@ -457,6 +457,7 @@ def test_models_that_are_not_any_precision():
 # --- What it is for -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_widths_between_those_trained_are_as_good():
     def arrays(split):
         parts = list(batches_of(load_data("digits", split), 400, augment="none", train=False))

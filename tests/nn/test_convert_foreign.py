@@ -92,6 +92,9 @@ def build(name, seed=0):
     return net.eval(), torch.randn(8, 3, size, size)
 
 
+MOST = [pytest.param(n, marks=pytest.mark.slow) if n == "transformers-mobilenetv2" else n for n in NETS]
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_the_whole_story(name, relative_errors):
     net, x = build(name)
@@ -115,7 +118,7 @@ def test_the_whole_story(name, relative_errors):
     assert not any(isinstance(module, AnyLayer) for module in net.modules())
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", MOST)
 def test_gradients_reach_the_weights_at_1_bit(name):
     net, x = build(name)
     model = convert(net, example=x).train()
@@ -132,7 +135,7 @@ def test_gradients_reach_the_weights_at_1_bit(name):
     assert len(reached[1] & reached[32]) >= 0.9 * len(reached[32]) > 0
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", MOST)
 def test_each_layer_at_8_bit_is_close_to_float(name):
     net, x = build(name)
     model = convert(net, example=x)
@@ -161,7 +164,7 @@ def test_each_layer_at_8_bit_is_close_to_float(name):
             assert weight_error < 0.02 or any("tanh" in note for note in model.conversion.notes)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", MOST)
 def test_all_but_first_and_last_is_converted(name):
     net, x = build(name)
     report = convert(net, example=x).conversion
@@ -172,7 +175,7 @@ def test_all_but_first_and_last_is_converted(name):
     assert sorted(report.norms) == sorted(norms)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", MOST)
 def test_calibrated_widths_run_and_others_do_not_change(name):
     net, x = build(name)
     model = convert(net, example=x)

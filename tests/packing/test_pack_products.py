@@ -109,7 +109,7 @@ def test_timm(name, tmp_path):
     assert all(integer_products(graph)) and len(integer_products(graph)) == 4
 
 
-@pytest.mark.parametrize("way", ["eager", "sdpa"])
+@pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 def test_transformers(way, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)

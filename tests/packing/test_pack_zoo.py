@@ -41,7 +41,10 @@ def network(name, **more):
     return model, x
 
 
-@pytest.mark.parametrize("name", NETS)
+LONG = ("mobilenetv2", "resnet50", "deeplab-resnet50")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NETS])
 def test_all_widths(agree, name):
     model, x = network(name)
     graph = agree(model, x)
@@ -70,7 +73,7 @@ def test_all_quantizers(agree, name, quantizer, scale):
         assert graph.planes[2] == (0, 1) and graph.planes[8] == tuple(range(8))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_quantized_skips(agree, kinds, name):
     model, x = network(name, skip="quantized")
     graph = agree(model, x)

@@ -45,7 +45,7 @@ def test_every_network_of_the_zoo_is_here():
     assert set(SMALL) == set(ZOO)
 
 
-LONG = ("resnet20x5", "resnet56-he")
+LONG = ("resnet20x5", "resnet56-he", "resnet50", "mobilenetv2", "deeplab-resnet18", "deeplab-resnet50")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SMALL])

@@ -28,6 +28,7 @@ def run_folder(tmp_path_factory, at_the_root):
     return out
 
 
+@pytest.mark.slow
 def test_all_methods(run_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert (

@@ -19,6 +19,7 @@ def bench(tmp_path):
     return lambda *more: anyprec(*fixed, *more, env=env)
 
 
+@pytest.mark.slow
 def test_a_rival_that_dies_is_named_in_the_table(bench):
     """The rival was left out, and the second best was called the best int8, with exit code 0."""
     done = bench()

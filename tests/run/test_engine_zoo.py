@@ -40,7 +40,10 @@ def packed(name, options, side, path):
     return read(path), x.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-@pytest.mark.parametrize("name", NETS)
+LONG = ("mobilenetv2", "resnet50")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NETS])
 def test_small_networks(name, tmp_path):
     options, side, count = NETS[name]
     graph, x = packed(name, options, side, tmp_path / "packed.apm")

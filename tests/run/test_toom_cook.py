@@ -27,8 +27,14 @@ def steps_of(models, x):
     return {isa: [step.work for step in model.steps(x, repeat=1)] for isa, model in models.items()}
 
 
-@pytest.mark.parametrize("place", TOOM_COOK)
-@pytest.mark.parametrize("channels, out, ending", ENDINGS)
+PLACES_AND_ENDINGS = [
+    pytest.param(place, *ending, marks=[pytest.mark.slow] if place == "mostly padding" and ending[1] > 5 else [])
+    for place in TOOM_COOK
+    for ending in ENDINGS
+]
+
+
+@pytest.mark.parametrize("place, channels, out, ending", PLACES_AND_ENDINGS)
 def test_every_place_and_ending(place, channels, out, ending, tmp_path):
     graph = float_graph(TOOM_COOK[place], channels, out, ending, seed=out)
     rng = np.random.default_rng(1)

@@ -131,6 +131,7 @@ def test_killed_process_resumes_bit_for_bit(tmp_path):
     assert_identical(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     """Under torchrun, half the batch each: the same weights to float tolerance.
 

@@ -230,7 +230,7 @@ def images(count, side, channels=3):
         ((1, 1, 1), 8, "resnet8", {"multiplier": 0.5}),
         ((2, 2, 2), 16, "resnet-cifar", {"multiplier": 1, "blocks": [2, 2, 2]}),
         ((3, 3, 3), 32, "resnet20", {"multiplier": 2}),
-        ((3, 3, 3), 80, "resnet20x5", {}),
+        pytest.param((3, 3, 3), 80, "resnet20x5", {}, marks=pytest.mark.slow),
         ((2, 1, 3), 16, "resnet-cifar", {"multiplier": 1, "blocks": [2, 1, 3]}),
     ],
 )

@@ -180,7 +180,10 @@ def cifar_200(data_root):
 
 @pytest.mark.parametrize(
     ("name", "file", "right"),
-    [("resnet20-he", "resnet20-12fca82f.th", 182), ("resnet56-he", "resnet56-4bfd9763.th", 188)],
+    [
+        ("resnet20-he", "resnet20-12fca82f.th", 182),
+        pytest.param("resnet56-he", "resnet56-4bfd9763.th", 188, marks=pytest.mark.slow),
+    ],
 )
 def test_published_weights(data_root, cifar_200, name, file, right):
     """91.73 % and 93.39 % of all 10,000 test images; here the first 200."""

@@ -155,6 +155,11 @@ def quantize_openvino(source: Path, target: Path, images: list[np.ndarray]) -> N
     ov, nncf = importlib.import_module("openvino"), importlib.import_module("nncf")
     model = ov.Core().read_model(str(source))
     model.reshape([1, *input_shape(source)])
+    # Layers of constants, such as BERT's token types, have no statistics: NNCF ends with a KeyError.
+    passes = importlib.import_module("openvino.passes")
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())
+    manager.run_passes(model)
     # MIXED lets activations be unsigned and uneven: a little faster than the default where both differ.
     done = nncf.quantize(model, nncf.Dataset(images), preset=nncf.QuantizationPreset.MIXED, subset_size=len(images))
     ov.save_model(done, str(target))

@@ -29,11 +29,12 @@ def add_rounded(product: np.ndarray, c: np.ndarray) -> np.ndarray:
 
     Rounding to double and then to single goes wrong only where the double lies half way between two singles and the
     exact sum does not: anywhere else both lie on the same side of every half-way point. Those few are repaired.
-    Half-way points between subnormal singles have other low bits, so all sums that small count as doubtful.
+    Half-way points between subnormal singles have other low bits, so all sums that small count as doubtful, but for
+    zero, which is exact: no sum of a product and a single is too small for a double.
     """
     total = np.asarray(product + c)
     doubtful = (total.view(np.int64) & _BELOW_SINGLE) == _HALF_WAY
-    doubtful |= np.abs(total) < _LEAST_NORMAL
+    doubtful |= (np.abs(total) < _LEAST_NORMAL) & (total != 0)
     if doubtful.any():
         p, q = (np.broadcast_to(v, total.shape)[doubtful] for v in (product, c))
         total[doubtful] = _add_to_odd(p, q)

@@ -73,6 +73,7 @@ def test_bits_fall_with_the_load_and_come_back():
     assert mean[1] < 69 < mean[0] and mean[2] > 69.9
 
 
+@pytest.mark.slow
 def test_adaptive_holds_the_target_where_fixed_eight_bit_does_not():
     """In small what `anyprec simulate --grid` shows at length; margins here are wide enough for other seeds."""
     base = highest_rate(replace(SETUP, policy="fixed", bits=8), 0.99, requests=4000)
@@ -109,6 +110,7 @@ def test_prices_are_worth_it():
     assert priced.accuracy > greedy.accuracy and priced.attainment > greedy.attainment - 0.0005
 
 
+@pytest.mark.slow
 def test_a_fleet_holds_what_one_server_holds_times_its_size():
     times = poisson(800, 5, 4)
     one = simulate(times, SETUP)
@@ -136,6 +138,7 @@ def test_a_server_that_dies_takes_no_request_with_it():
     assert not gone.answered[gone.sent > 3.1].any() and gone.attainment == pytest.approx(0.3, abs=0.03)
 
 
+@pytest.mark.slow
 def test_servers_come_when_they_are_needed_and_go_when_they_are_not():
     times = np.concatenate([poisson(50, 20, 1), 20 + poisson(700, 20, 2), 40 + poisson(50, 40, 3)])
     rule = Autoscale(most=6, least=1, every=2, starts_in=6, cool=6)
