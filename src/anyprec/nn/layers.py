@@ -20,6 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from anyprec.errors import AnyprecError
+from anyprec.nn import winograd
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.quantizers import ChosenCodes, Nested, WeightQuantizer
 from anyprec.widths import DEFAULT_WIDTHS, FLOAT, LayerBits, check_layer_bits, split_bits
@@ -115,12 +116,24 @@ class AnyConv1d(AnyLayer, nn.Conv1d):
 
 
 class AnyConv2d(AnyLayer, nn.Conv2d):
+    winograd = False  # set by `use_winograd`
+
     def at_bits(self, x: Tensor) -> Tensor:
         x, weight, bias = self.quantized_input(x), self.quantized_weight(), self.quantized_bias()
         if skips_pixels(self):
             return convolve_picked(self, x, weight, bias)
+        if self.winograd and self.training and x.dim() == 4 and x.dtype == weight.dtype == torch.float32:
+            return winograd.convolve(x, weight, bias)
         y: Tensor = self._conv_forward(x, weight, bias)
         return y
+
+
+def use_winograd(model: nn.Module) -> int:
+    """Training computes the 3 x 3 convolutions for which it pays by Winograd; the number of them."""
+    found = [layer for layer in model.modules() if isinstance(layer, AnyConv2d) and winograd.fits(layer)]
+    for layer in found:
+        layer.winograd = True
+    return len(found)
 
 
 def skips_pixels(conv: nn.Conv2d) -> bool:

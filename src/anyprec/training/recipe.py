@@ -100,6 +100,7 @@ class Recipe:
     # How it is computed
     amp: str = "off"
     compile: bool = False
+    winograd: bool = False  # 3x3 convolutions of 64 channels and more in fewer products: the sums differ by rounding
     channels_last: bool = True
     sync_norm: bool = True  # batch statistics over all processes: the result does not depend on their number
     eval_batch_size: int = 500
@@ -124,6 +125,10 @@ class Recipe:
         for name in ("label_smoothing", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more and below 1")
+        if self.winograd and (self.amp != "off" or self.compile):
+            raise RecipeError(
+                "winograd=true computes in float32, layer by layer; set amp to 'off' and compile to false"
+            )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise RecipeError("nesterov=true needs optimizer='sgd' and a momentum above 0")
         if self.sign_window_end and not self.sign_window:

@@ -22,10 +22,11 @@ from torch import nn
 from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.data.augment import find_augment
 from anyprec.data.catalog import Data, balanced_subset, hold_out
-from anyprec.errors import CheckpointError, Diverged
+from anyprec.errors import CheckpointError, Diverged, RecipeError
 from anyprec.files import cannot_write, locked
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.calibrate import calibrate, estimate_norms
+from anyprec.nn.layers import use_winograd
 from anyprec.nn.new_widths import fit_widths
 from anyprec.nn.norms import sync_norms
 from anyprec.nn.quantizers import kurtosis_penalty, set_sign_window
@@ -73,6 +74,8 @@ def train(
     try:
         if recipe.amp != "off" and processes.device.type == "cpu":
             require_half_precision(recipe.amp)
+        if recipe.winograd and processes.device.type != "cpu":
+            raise RecipeError(f"winograd=true is for CPUs, and this run is on {processes.device}; set it to false")
         # The first process holds the folder for all; were it refused, the others would end with it.
         with locked(out) if processes.first else nullcontext():
             if overwrite and not resume:
@@ -115,6 +118,8 @@ class TrainingRun:
         self.model = model.to(processes.device)
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.winograd:
+            use_winograd(self.model)
         self._fit_stem()
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
