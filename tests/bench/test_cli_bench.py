@@ -60,6 +60,7 @@ class Fake:
     """A contestant that takes what it is told, and writes down when it was asked."""
 
     resident, peak = 1000, 2000
+    kernels = None
 
     def __init__(self, name, seconds, log):
         self.name, self.seconds, self.log = name, seconds, log
@@ -265,7 +266,12 @@ def test_table(model, fakes, capsys):
     (ours,) = (line for line in lines[4:5])
     assert ours.startswith("anyprec 1 bit")
     assert "2.50" in ours and ours.endswith("50.00")
-    assert lines[-2] == "x int8 compares with ONNX Runtime int8"
+    assert lines.count("x int8 compares with ONNX Runtime int8") == 2
+    told = lines[lines.index("kernels used") + 1 : -1]
+    assert [line.split("  ")[0] for line in told] == [
+        "anyprec", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO fp32", "OpenVINO int8"
+    ]  # fmt: skip
+    assert all(line.endswith("does not tell") for line in told)
     assert lines[-1].startswith("note: no PyTorch")
 
 
@@ -325,7 +331,7 @@ SCRIPT = """
 import sys, numpy as np
 from anyprec.bench import rivals
 rival, variant, folder, target = sys.argv[1:]
-np.save(target, rivals.open_rival(rival, variant, folder, rivals.random_images(2, 4, (6, 6)), 1)())
+np.save(target, rivals.open_rival(rival, variant, folder, rivals.random_images(2, 4, (6, 6)), 1).run())
 """
 
 

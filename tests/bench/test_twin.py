@@ -54,7 +54,7 @@ def by_torch(model, x):
     """The PyTorch rival: torch functions for ONNX nodes."""
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(model, Path(folder) / "twin.onnx")
-        return [open_rival("torch", "fp32", folder, x, 1)()]
+        return [open_rival("torch", "fp32", folder, x, 1).run()]
 
 
 def compare(graph, size=(9, 11), batch=2, rtol=1e-4, run=by_reference):

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from anyprec.bench.rivals import Runner, open_rival, prepare, random_input
+from anyprec.bench.rivals import OpenedRival, Runner, open_rival, prepare, random_input
 
 WARM_UP = 3  # runs before the first turn: the first allocates and lays out weights
 
@@ -45,16 +45,20 @@ def serve(commands: TextIO, answers: TextIO) -> None:
         )
         print(json.dumps({"ready": True}), file=answers)
         return
-    run = open_contestant(order)
+    opened = open_contestant(order)
+    run = opened.run
     for _ in range(WARM_UP):
         run()
     started = time.perf_counter()
     run()
     warm_s = time.perf_counter() - started
     gc.collect()
+    facts: dict[str, Any] = {"ready": True, "warm_s": warm_s, **memory_bytes()}
+    facts["kernels"] = opened.kernels()
+    gc.collect()
     gc.freeze()
     gc.disable()  # no collection inside a timed run
-    print(json.dumps({"ready": True, "warm_s": warm_s, **memory_bytes()}), file=answers)
+    print(json.dumps(facts), file=answers)
     for line in commands:
         print(json.dumps({"times_s": turn(run, json.loads(line)["runs"])}), file=answers)
 
@@ -70,16 +74,17 @@ def turn(run: Runner, runs: int) -> list[float]:
     return times
 
 
-def open_contestant(order: dict[str, Any]) -> Runner:
+def open_contestant(order: dict[str, Any]) -> OpenedRival:
     x = random_input(order["batch"], order["channels"], tuple(order["size"]), order.get("vocabulary"))
     if order["engine"] != "anyprec":
         return open_rival(order["engine"], order["variant"], order["folder"], x, order["threads"])
+    from anyprec.run.cpu import isa
     from anyprec.run.model import load
 
     bits = order["bits"]
     # Only the planes this width needs: resident memory is then that of a process that runs this width alone.
     model = load(order["model"], max_bits=order["max_bits"], threads=order["threads"])
-    return lambda: model(x, bits=bits)
+    return OpenedRival(lambda: model(x, bits=bits), isa)
 
 
 def memory_bytes() -> dict[str, int | None]:

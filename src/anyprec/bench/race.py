@@ -69,6 +69,7 @@ class RaceRow:
     peak_bytes: int | None
     accuracy: float | None = None
     limited: bool = True  # False: it used more of the CPU than the instruction set asked for
+    kernels: str | None = None  # what does its products; None: it does not tell
 
     @property
     def title(self) -> str:
@@ -285,6 +286,7 @@ def measure_setting(
                 peak_bytes=started[engine, variant].peak,
                 accuracy=ours.accuracy if ours else None,
                 limited=is_limited(engine, settings.isa),
+                kernels=started[engine, variant].kernels,
             )
         )
 

@@ -13,17 +13,28 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from anyprec.bench.kernels_used import onednn_kernels, openvino_kernels
 from anyprec.export.onnx_writer import BATCH
 from anyprec.format.graph import INPUT
 
 TWIN = "twin"  # `prepare`: the float network itself
 
 Runner = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class OpenedRival:
+    """`run` runs the input once and gives the first output; `kernels` says what does its products, where it tells."""
+
+    run: Runner
+    kernels: Callable[[], str | None] = lambda: None  # asked after memory was measured: the answer takes some
+
 
 # rival -> what it needs to be installed besides itself. The twin is written, and PyTorch reads it, by onnx.
 NEEDS = {"onnxruntime": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx"), "torch": ("torch", "onnx")}
@@ -207,13 +218,12 @@ def random_images(batch: int, channels: int, size: tuple[int, int], seed: int = 
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def open_rival(rival: str, variant: str, folder: str, x: np.ndarray, threads: int) -> Runner:
-    """x: (N, C, H, W) float32, or tokens. The function returned runs x once and gives the first output."""
-    opened: Runner = OPEN[rival](model_file(folder, rival, variant), x, threads)
-    return opened
+def open_rival(rival: str, variant: str, folder: str, x: np.ndarray, threads: int) -> OpenedRival:
+    """x: (N, C, H, W) float32, or tokens."""
+    return OPEN[rival](model_file(folder, rival, variant), x, threads)
 
 
-def open_onnxruntime(path: Path, x: np.ndarray, threads: int) -> Runner:
+def open_onnxruntime(path: Path, x: np.ndarray, threads: int) -> OpenedRival:
     ort = importlib.import_module("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -222,10 +232,10 @@ def open_onnxruntime(path: Path, x: np.ndarray, threads: int) -> Runner:
     # Its threads spin during a run, as always, but not after it: that would slow down whoever is next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {INPUT: x})[0]
+    return OpenedRival(lambda: session.run(None, {INPUT: x})[0])
 
 
-def open_openvino(path: Path, x: np.ndarray, threads: int) -> Runner:
+def open_openvino(path: Path, x: np.ndarray, threads: int) -> OpenedRival:
     ov = importlib.import_module("openvino")
     core = ov.Core()
     model = core.read_model(str(path))
@@ -237,17 +247,18 @@ def open_openvino(path: Path, x: np.ndarray, threads: int) -> Runner:
         "INFERENCE_PRECISION_HINT": "f32",  # no bfloat16 behind the back of "fp32"
         "ENABLE_CPU_PINNING": False,  # nobody else here is tied to a core
     }
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    compiled = core.compile_model(model, "CPU", settings)
+    request = compiled.create_infer_request()
     request.set_input_tensor(ov.Tensor(x))
 
     def run() -> Any:
         request.infer()
         return request.get_output_tensor(0).data
 
-    return run
+    return OpenedRival(run, lambda: openvino_kernels(compiled))
 
 
-def open_torch(path: Path, x: np.ndarray, threads: int) -> Runner:
+def open_torch(path: Path, x: np.ndarray, threads: int) -> OpenedRival:
     """The twin's nodes as torch functions, eager, channels_last."""
     torch, onnx = importlib.import_module("torch"), importlib.import_module("onnx")
     from anyprec.bench.rival_torch import functions
@@ -269,10 +280,10 @@ def open_torch(path: Path, x: np.ndarray, threads: int) -> Runner:
                 made[target] = function(*(made[name] for name in inputs))
             return made[output].numpy()
 
-    return run
+    return OpenedRival(run, lambda: onednn_kernels(run))
 
 
-OPEN: dict[str, Callable[[Path, np.ndarray, int], Runner]] = {
+OPEN: dict[str, Callable[[Path, np.ndarray, int], OpenedRival]] = {
     "onnxruntime": open_onnxruntime,
     "openvino": open_openvino,
     "torch": open_torch,

@@ -154,6 +154,7 @@ class Contestant:
     runs: int = 1
     resident: int | None = None
     peak: int | None = None
+    kernels: str | None = None  # what does the products, where it tells
 
     @classmethod
     def start(
@@ -165,6 +166,7 @@ class Contestant:
             ready = contestant.process.answer()
             contestant.runs = int(min(MOST_RUNS, max(1, TURN_S // float(ready["warm_s"]))))
             contestant.resident, contestant.peak = ready["resident"], ready["peak"]
+            contestant.kernels = ready["kernels"]
         except (KeyError, TypeError, ValueError) as error:
             contestant.close()
             if isinstance(error, ContestantFailed):

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from anyprec.arguments import duration, whole
 from anyprec.bench import rivals
-from anyprec.bench.race import BenchResult, BenchSettings, RaceRow, RivalFailure, bench
+from anyprec.bench.race import OURS, BenchResult, BenchSettings, RaceRow, RivalFailure, bench
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
 from anyprec.bench.timing import TIMEOUT_S
 from anyprec.cli.output import print_json
@@ -134,10 +134,19 @@ def table(done: BenchResult) -> str:
                 lines.append(f"{failure.title:<22} {failure.reason}")
         if best := done.best_int8(batch, threads):
             lines.append(f"x int8 compares with {best}")
+    lines += kernel_lines(done.rows)
     if not all(row.limited for row in done.rows):
         lines.append(f"* cannot be held to {at['isa']}: it asks the CPU itself; left out of the comparison")
     lines += [f"note: {note}" for note in done.notes]
     return "\n".join(lines)
+
+
+def kernel_lines(rows: list[RaceRow]) -> list[str]:
+    """What each engine really ran on, once for each of its variants; all widths of ours run on the same."""
+    told = {row.engine if row.engine == OURS else row.title: row.kernels for row in rows}
+    if len(told) < 2:
+        return []
+    return ["", "kernels used", *(f"{title:<22}{kernels or 'does not tell'}" for title, kernels in told.items())]
 
 
 def race_table(rows: list[RaceRow], batch: int, threads: int) -> list[str]:
