@@ -138,6 +138,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the model files")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     (x, y), (test_x, test_y) = images_of("train"), images_of("test")
     rows = []
