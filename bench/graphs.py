@@ -293,15 +293,17 @@ def mobilenetv2_graph(
     widths: Sequence[int] = (1, 2, 4, 8),
     classes: int = 10,
     seed: int = 0,
+    large: bool = False,
 ) -> Graph:
-    """MobileNetV2 of the zoo with group convolutions; group_size=1 is depth-wise."""
+    """MobileNetV2 of the zoo with group convolutions; group_size=1 is depth-wise. large: for images of 224 x 224, as
+    its authors have it: the first convolution and the second stage halve them too."""
     net = Net("mobilenetv2", size, widths, seed)
     blocks = [
-        (expansion, channels, stride if i == 0 else 1)
+        (expansion, channels, (2 if large and channels == 24 else stride) if i == 0 else 1)
         for expansion, channels, count, stride in MOBILENET_STAGES
         for i in range(count)
     ]
-    x = net.float_conv("conv0", INPUT, 32, 3, makes="codes")
+    x = net.float_conv("conv0", INPUT, 32, 3, 2 if large else 1, makes="codes")
     shared = False  # is x read by a sum too, so that its norm cannot be part of the convolution that made it?
     for number, (expansion, channels, stride) in enumerate(blocks):
         name, before = f"blocks.{number}", net.channels[x]

@@ -213,6 +213,9 @@ inline size_t vector_bytes(const TileKernel &k) {
     }
 }
 
+constexpr int kDepthwisePixels = 32;   // of a row, at most
+constexpr int kMostDepthwiseTaps = 64; // for kernels by blocks of channels; 7x7 has 49
+
 // One line segment of a depthwise convolution: `pixels` outputs, all channels. Weights are int32 [taps][channels] (2c +
 // 1 - 2^k), or float for float inputs.
 struct DepthwiseRow {
@@ -220,6 +223,7 @@ struct DepthwiseRow {
     const int32_t *offsets; // [taps][pixels] bytes from base
     int taps, pixels, channels;
     const void *weights;
+    bool fits16; // weights fit signed bytes, and no sum of an output's products leaves 16 bits
     Epilogue epilogue;
 };
 

@@ -184,6 +184,116 @@ inline I exponent_of(I a) { // of a float that is not negative
 
 #include "kernels/epilogue.inl"
 
+#include "kernels/depthwise.inl"
+
+// Depthwise, two taps at a time: vpmaddwd adds the products of neighbors, here the codes of one channel at both taps.
+// Weights (w[t], w[t + 1]) are 16-bit integers side by side; codes are interleaved as bytes, then widened.
+template <int V> struct PairBlock {
+    alignas(32) int16_t pairs[kMostDepthwiseTaps / 2][V * W][2];
+
+    PairBlock(const DepthwiseRow &d, int c) {
+        const int32_t *weights = static_cast<const int32_t *>(d.weights) + c;
+        const size_t stride = static_cast<size_t>(d.channels);
+        for (int t = 0; t < d.taps; t += 2, weights += 2 * stride)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                const I second = t + 1 < d.taps ? _mm256_slli_epi32(load(weights + stride + W * v), 16) : I{};
+                store(pairs[t / 2][W * v], _mm256_blend_epi16(load(weights + W * v), second, 0xAA));
+            }
+    }
+
+    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
+        I acc[V] = {};
+        const uint8_t *base = d.base + c;
+        const int32_t *offset = d.offsets + p;
+        int t = 0;
+        for (; t + 1 < d.taps; t += 2, offset += 2 * d.pixels)
+            add_pair(base + offset[0], base + offset[d.pixels], pairs[t / 2][0], acc);
+        if (t < d.taps)
+            add_pair(base + offset[0], nullptr, pairs[t / 2][0], acc);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v)
+            store(out + W * v, acc[v]);
+    }
+
+    static ANYPREC_INLINE void add_pair(const uint8_t *a, const uint8_t *b, const int16_t *w, I (&acc)[V]) {
+#pragma GCC unroll 2
+        for (int half = 0; half < V / 2; ++half) { // 16 channels
+            const auto codes = [half](const uint8_t *x) {
+                return x ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 16 * half)) : __m128i{};
+            };
+            const __m128i x = codes(a), y = codes(b);
+            const I low = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(x, y));
+            const I high = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(x, y));
+            acc[2 * half] = add(acc[2 * half], _mm256_madd_epi16(low, load(w + 32 * half)));
+            acc[2 * half + 1] = add(acc[2 * half + 1], _mm256_madd_epi16(high, load(w + 32 * half + 16)));
+        }
+    }
+};
+
+// Depthwise at few bits, two taps at a time: vpmaddubsw on codes and weights as bytes, sums of 16 bits. Unpacking works
+// on 128-bit halves, so the first vector of sums has channels 0 .. 7 and 16 .. 23, the second 8 .. 15 and 24 .. 31. Of
+// 16 channels (V = 2) there is one vector, 0 .. 7 and 8 .. 15.
+template <int V> struct ByteBlock {
+    static constexpr int kVectors = V / 2;
+    alignas(32) int8_t pairs[kMostDepthwiseTaps / 2][kVectors][32];
+
+    ByteBlock(const DepthwiseRow &d, int c) {
+        const int32_t *weights = static_cast<const int32_t *>(d.weights) + c;
+        const size_t stride = static_cast<size_t>(d.channels);
+        for (int t = 0; t < d.taps; t += 2, weights += 2 * stride) {
+            I both[V]; // two bytes in each lane of 32 bits
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                const I low = set1(0xFF), second = t + 1 < d.taps ? load(weights + stride + W * v) : I{};
+                both[v] = _mm256_or_si256(_mm256_and_si256(load(weights + W * v), low),
+                                          _mm256_slli_epi32(_mm256_and_si256(second, low), 8));
+            }
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v)
+                store(pairs[t / 2][v],
+                      _mm256_permute4x64_epi64(_mm256_packus_epi32(both[v], both[v + kVectors]), 0xD8));
+        }
+    }
+
+    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
+        I acc[kVectors] = {};
+        const uint8_t *base = d.base + c;
+        const int32_t *offset = d.offsets + p;
+        int t = 0;
+        for (; t + 1 < d.taps; t += 2, offset += 2 * d.pixels)
+            add_pair(codes(base + offset[0]), codes(base + offset[d.pixels]), pairs[t / 2], acc);
+        if (t < d.taps)
+            add_pair(codes(base + offset[0]), I{}, pairs[t / 2], acc);
+        __m128i half[V]; // of 8 channels, in order
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+            half[v] = _mm256_castsi256_si128(acc[v]);
+            half[v + kVectors] = _mm256_extracti128_si256(acc[v], 1);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v)
+            store(out + W * v, _mm256_cvtepi16_epi32(half[v]));
+    }
+
+    // 32 codes; or 16, the second 8 of them in the upper half.
+    static ANYPREC_INLINE I codes(const uint8_t *x) {
+        if constexpr (V == 4)
+            return load(x);
+        const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x));
+        return _mm256_permute4x64_epi64(_mm256_castsi128_si256(all), 0x10);
+    }
+    static ANYPREC_INLINE void add_pair(I x, I y, const int8_t (*w)[32], I (&acc)[kVectors]) {
+        acc[0] = _mm256_add_epi16(acc[0], _mm256_maddubs_epi16(_mm256_unpacklo_epi8(x, y), load(w[0])));
+        if constexpr (V == 4)
+            acc[1] = _mm256_add_epi16(acc[1], _mm256_maddubs_epi16(_mm256_unpackhi_epi8(x, y), load(w[1])));
+    }
+};
+
+void depthwise_codes_256(const DepthwiseRow &d) {
+    d.fits16 ? depthwise_by_blocks<ByteBlock>(d) : depthwise_by_blocks<PairBlock>(d);
+}
+
 // Winograd: V as 16-bit integers, or as bytes.
 struct WideForm {
     static constexpr int kLanes = 16, kBias = 0;
@@ -485,7 +595,7 @@ constexpr Kernels table = {"avx2",
                            &float_fma,
                            &float_toom_cook,
                            toom_cook_input,
-                           depthwise_codes,
+                           depthwise_codes_256,
                            depthwise_floats,
                            epilogue_floats,
                            lookup_offsets_ymm,

@@ -181,6 +181,9 @@ constexpr int kWidest = 64;
 inline void store(void *p, I v) {
     _mm512_store_si512(p, v);
 }
+
+#include "kernels/depthwise.inl"
+
 inline I sub(I a, I b) {
     return _mm512_sub_epi32(a, b);
 }
@@ -360,7 +363,7 @@ constexpr Kernels table = {"avx512",
                            &float_fma,
                            &float_toom_cook,
                            toom_cook_input_zmm,
-                           depthwise_codes,
+                           depthwise_by_blocks<PlainBlock>,
                            depthwise_floats,
                            epilogue_floats,
                            lookup_offsets_zmm,

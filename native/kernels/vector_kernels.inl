@@ -64,10 +64,11 @@ void depthwise_floats(const DepthwiseRow &d) {
         }
 }
 
-void depthwise_codes(const DepthwiseRow &d) {
+// Channels from `first` on.
+void depthwise_codes_from(const DepthwiseRow &d, int first) {
     const int32_t *weights = static_cast<const int32_t *>(d.weights);
     for (int p = 0; p < d.pixels; ++p)
-        for (int c = 0; c < d.channels; c += W) {
+        for (int c = first; c < d.channels; c += W) {
             const int n = d.channels - c;
             I acc = set1(0);
             for (int t = 0; t < d.taps; ++t)
@@ -75,6 +76,9 @@ void depthwise_codes(const DepthwiseRow &d) {
                                    load(weights + static_cast<size_t>(t) * d.channels + c, n), acc);
             epilogue_integer(d.epilogue, static_cast<size_t>(p), c, n, acc);
         }
+}
+[[maybe_unused]] void depthwise_codes(const DepthwiseRow &d) {
+    depthwise_codes_from(d, 0);
 }
 
 void maximum(float *best, const void *const *taps, int count, int channels) {

@@ -73,6 +73,7 @@ constexpr int kSlots = 16; // a convolution gains nothing from more threads
 struct ConvStep {
     const Op *op = nullptr;
     bool integer = false, depthwise = false;
+    bool fits16 = false; // depthwise: as in DepthwiseRow
     bool phases = false; // transposed: outputs that read the same taps are computed together (taps.h)
     const TileKernel *kernel = nullptr;
     std::shared_ptr<const Panel> panel;

@@ -192,8 +192,10 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
     Epilogue &e = conv.epilogue;
     if (conv.depthwise) {
         conv.input = buffer(value);
+        const auto fits16 = [&] { return conv.taps * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1) <= INT16_MAX; };
+        conv.fits16 = conv.integer && bits.weights < 8 && conv.taps <= kMostDepthwiseTaps && fits16();
         conv.panel = panels(op.weight, bits.weights, nullptr, op.groups, {});
-        conv.offsets[0] = taps.offsets(op, in, out, kMaxRows, conv.input.pixel, conv.out_pixels, false);
+        conv.offsets[0] = taps.offsets(op, in, out, kDepthwisePixels, conv.input.pixel, conv.out_pixels, false);
     } else {
         const bool toom_cook = !conv.integer && uses_toom_cook(op);
         const Winograd *winograd = nullptr;

@@ -279,6 +279,7 @@ void Run::depthwise_tiles(const ConvStep &c, int n, int part, int parts) const {
     d.taps = c.taps;
     d.channels = c.out_channels;
     d.weights = c.panel->data;
+    d.fits16 = c.fits16;
     d.epilogue = epilogue_at(c, arena, n, offsets.first_row[static_cast<size_t>(first)], 0);
     for (int t = first; t < end; ++t) {
         const int row = offsets.first_row[static_cast<size_t>(t)];

@@ -33,6 +33,9 @@ SHAPES = [
     (130, 66, 1, "codes", True, 2),
     (8, 8, 3, "codes", False, 8),
     (19, 19, 3, "all", True, 19),
+    (83, 83, 3, "all", True, 83),
+    (64, 64, 3, "codes", False, 64),
+    (54, 54, 7, "sums", False, 54),
 ]
 
 # Float convolutions computed by Toom-Cook: kernel, stride, pad (top, left, bottom, right), dilation
