@@ -54,6 +54,7 @@ NETS = {
     "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
     "resnet18-wide-distribution": Net(lambda: graphs.resnet_graph(18, deviation=WIDE_DEVIATION), rivals="plain18"),
     "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),
+    "mobilenetv2-224": Net(lambda: graphs.mobilenetv2_graph(1, 224, classes=1000, large=True), ((1, 1), (8, 1))),
     "resnet20": Net(graphs.resnet20_graph, ((1, 1), (8, 1))),
 }
 RIVAL_NETS = {"plain50": lambda: plain_resnet(50), "plain18": lambda: plain_resnet(18)}
