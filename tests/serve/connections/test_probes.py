@@ -123,6 +123,27 @@ def test_a_probe_that_sends_late_or_in_pieces_is_answered(server):
     assert statuses(talk(server.port, b"", KUBELET)) == [200]
 
 
+@pytest.mark.parametrize("raw, expected", [(KUBELET, [200]), (b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n", []), (b"", [])])
+def test_a_probe_that_loses_its_place_before_it_is_read_has_its_answer(server, raw, expected):
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        connections = server.server.server_state.connections
+        wait_for(lambda: [one for one in connections if one.client == client.getsockname()])
+        stands, sent = threading.Event(), threading.Event()
+
+        def evict():
+            (one,) = [one for one in connections if one.client == client.getsockname()]
+            stands.set()
+            assert sent.wait(5)
+            one.evict()
+
+        server.loop.call_soon_threadsafe(evict)
+        assert stands.wait(5)
+        client.sendall(raw)
+        time.sleep(0.02)
+        sent.set()
+        assert statuses(take(client, 0.1)) == expected
+
+
 def test_not_ready_is_the_ordinary_answer(server):
     server.app.draining = True
     try:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from anyprec.serve.connections.probes import answer_probe, may_be_probe, peek
+from anyprec.serve.connections.probes import answer_probe, may_be_probe, no_answer, peek
 from anyprec.serve.connections.table import RESERVE
 from anyprec.serve.monitoring.logs import log
 
@@ -46,7 +46,7 @@ class Acceptor:
         listener: socket.socket,
         connect: Callable[[], asyncio.Protocol],
         per_address: int,
-        answer: Callable[[str, str], bytes | None] = lambda path, host: None,
+        answer: Callable[[str, str], bytes | None] = no_answer,
     ) -> None:
         self.listener, self.connect, self.answer = listener, connect, answer
         self.loop = asyncio.get_running_loop()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +22,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from anyprec.serve.connections.arrival import arrival_time
+from anyprec.serve.connections.probes import answer_probe, no_answer, peek
 from anyprec.serve.connections.table import ConnectionTable, TrackedConnection, address_group, named_by_proxy
 from anyprec.serve.monitoring.logs import log
 
@@ -72,6 +75,7 @@ class Connection(HttpToolsProtocol):
     closing = False  # the server stops: this answer is the connection's last
     handshake: TrackedConnection | None = None  # its TLS is agreed on, and its slot is ours
     on_refused = staticmethod(lambda status: None)  # told of every refusal outside the application
+    answer = staticmethod(no_answer)  # Server's: answers a health probe outside the application
     look_if_late = staticmethod(lambda: None)  # Acceptor's; called wherever a thousand connections make a turn long
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -298,12 +302,25 @@ class Connection(HttpToolsProtocol):
         return now > self.until - allowed + min(HURRY_S, allowed)
 
     def evict(self) -> None:
-        if self.since is not None and (self.received or not self.in_headers):
+        if self.silent and self._answer_unread():
+            self.transport.close()
+        elif self.since is not None and (self.received or not self.in_headers):
             self.refuse(503, "the server needed the place of a slow request; send it again", "retry-after: 1\r\n")
         elif self.transport.get_write_buffer_size() or self.cycles:
             self.transport.abort()
         else:
             self.transport.close()
+
+    def _answer_unread(self) -> bool:
+        """Whether a health probe has come that nobody read yet; it has its answer now. In a rush a probe may lose its
+        place in the turn in which it comes."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            with socket.socket(fileno=os.dup(sock.fileno())) as own:
+                head = peek(own)
+                return bool(head) and answer_probe(own, head or b"", self.answer, also_kept=True)
+        except (OSError, AttributeError):  # closed already
+            return False
 
     def sweep(self, now: float) -> None:
         limits = self.limits

@@ -57,6 +57,10 @@ def asks_for(head: bytes, also_kept: bool) -> str | None:
     return found[1].decode() if closes or also_kept else None
 
 
+def no_answer(path: str, host: str) -> bytes | None:
+    return None
+
+
 def answer_probe(
     taken: socket.socket, head: bytes, answer: Callable[[str, str], bytes | None], also_kept: bool
 ) -> bool:

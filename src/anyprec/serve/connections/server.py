@@ -76,6 +76,7 @@ class Server(uvicorn.Server):
             "limits": limits,
             "table": self.table,
             "on_refused": staticmethod(app.metrics.turn_away),
+            "answer": staticmethod(self.answer_probe),
             "look_if_late": staticmethod(self.look_if_late),
         }
         self.kind: Any = type("Connection", (Connection,), own)
