@@ -337,15 +337,46 @@ inline void store_offsets(uint16_t *to, __m128i index) { // into tables of 16 by
     _mm256_storeu_si256(reinterpret_cast<I *>(to), _mm256_slli_epi16(_mm256_cvtepu8_epi16(index), 4));
 }
 
+// The same for 4 or 8 groups, in the first bytes, of a pixel that has all four codes of each: group g is made of codes
+// g, g + Steps, g + 2 Steps and g + 3 Steps, so whole words of the pixel are shifted and joined.
+template <int Bits, int Steps> inline __m128i few_group_codes(const uint8_t *codes) {
+    const __m128i mask = _mm_set1_epi8((1 << Bits) - 1);
+    const auto part = [&](int at) {
+        return _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i *>(codes + at)), mask);
+    };
+    if constexpr (Steps == 4) {
+        const __m128i words = _mm_sllv_epi32(part(0), _mm_setr_epi32(0, Bits, 2 * Bits, 3 * Bits));
+        const __m128i two = _mm_or_si128(words, _mm_srli_si128(words, 8));
+        return _mm_or_si128(two, _mm_srli_si128(two, 4));
+    }
+    const __m128i words = _mm_or_si128(_mm_sllv_epi64(part(0), _mm_set_epi64x(Bits, 0)),
+                                       _mm_sllv_epi64(part(16), _mm_set_epi64x(3 * Bits, 2 * Bits)));
+    return _mm_or_si128(words, _mm_srli_si128(words, 8));
+}
+template <int Steps> inline void store_few_offsets(uint16_t *to, __m128i index) {
+    const __m128i offsets = _mm_slli_epi16(_mm_cvtepu8_epi16(index), 4);
+    if (Steps == 4)
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(to), offsets);
+    else
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(to), offsets);
+}
+
 // Four pixels at a time: each sum in four 64-bit parts, then two sums in the 32-bit halves of each part.
 void sums_ymm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
-    const int whole = channels / 32 * 32;
+    const int in_32s = channels / 32 * 32, whole = channels / 16 * 16;
     for (; count >= 4; count -= 4, codes += 4 * pixel, sums += 4 * stride) {
         I parts[4] = {I{}, I{}, I{}, I{}};
-        for (int c = 0; c < whole; c += 32)
+        for (int c = 0; c < in_32s; c += 32)
 #pragma GCC unroll 4
             for (size_t j = 0; j < 4; ++j)
                 parts[j] = _mm256_add_epi64(parts[j], _mm256_sad_epu8(load(codes + pixel * j + c), I{}));
+        if (whole > in_32s)
+#pragma GCC unroll 4
+            for (size_t j = 0; j < 4; ++j) {
+                const __m128i *last = reinterpret_cast<const __m128i *>(codes + pixel * j + in_32s);
+                const __m128i sum = _mm_sad_epu8(_mm_loadu_si128(last), _mm_setzero_si128());
+                parts[j] = _mm256_add_epi64(parts[j], _mm256_zextsi128_si256(sum));
+            }
         const I a = _mm256_or_si256(parts[0], _mm256_slli_epi64(parts[1], 32));
         const I b = _mm256_or_si256(parts[2], _mm256_slli_epi64(parts[3], 32));
         const I two = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
@@ -385,6 +416,14 @@ void offsets_and_totals(const uint8_t *codes, size_t pixel, int count, int steps
 // 2 bits; see lookup_offsets in vector_kernels.inl. The last sixteen groups may overlap those before them.
 void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
                         uint16_t *offsets, int32_t *totals) {
+    if (group == 4 && bits == 2 && pixel >= 4 * static_cast<size_t>(steps) && (steps == 4 || steps == 8)) {
+        if (totals)
+            sums_ymm(codes, pixel, count, 4 * steps, totals, 1);
+        for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
+            steps == 4 ? store_few_offsets<4>(offsets, few_group_codes<2, 4>(codes))
+                       : store_few_offsets<8>(offsets, few_group_codes<2, 8>(codes));
+        return;
+    }
     if (steps < 16 || group != 4 || bits != 2)
         return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets, totals);
     if (totals && steps % 16 == 0)

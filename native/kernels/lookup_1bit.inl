@@ -171,9 +171,22 @@ struct PairTiles { // in the form that tiles_of needs
     template <int R, int V> static constexpr TileFunction tile = PairLookUp<R, V>::tile;
 };
 
+template <int Steps>
+void few_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, uint16_t *offsets) {
+    for (int i = 0; i < count; ++i, offsets += Steps) {
+        const __m128i lower = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].first));
+        const __m128i upper = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].second));
+        store_few_offsets<Steps>(offsets, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
+    }
+}
+
 // Like lookup_offsets_ymm. The masks keep codes past a pixel's channels out of the other pixel's half.
 void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
                             uint16_t *offsets) {
+    if (steps == 4 && pixel >= 16)
+        return few_pair_offsets<4>(zeros, pixel, pairs, count, offsets);
+    if (steps == 8 && pixel >= 32)
+        return few_pair_offsets<8>(zeros, pixel, pairs, count, offsets);
     if (steps < 16)
         return pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
     for (int i = 0; i < count; ++i, offsets += steps) {
