@@ -1,6 +1,7 @@
 """PlanLayers: what may have bits of its own, and which plans are refused."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,17 +65,19 @@ def test_plans_that_do_not_fit_are_refused(vgg, bits, complaint):
 
 
 def test_layers_of_the_same_codes_must_have_the_same_bits(resnet):
-    layers = PlanLayers(resnet)
-    shared = next(layer for layer in layers.layers if len(layer.weights) > 1)
-    bits = {name: 4 for layer in layers.layers for name in layer.weights}
+    """As where a shortcut reads the codes of the convolution beside it."""
+    ops = [replace(op, inputs=("blocks.0.act0",)) if op.name == "blocks.0.conv1" else op for op in resnet.ops]
+    layers = PlanLayers(replace(resnet, ops=tuple(ops)))
+    shared = layers.layers[0]
+    assert shared.weights == ("blocks.0.conv0", "blocks.0.conv1") and shared.acts == ("blocks.0.act0",)
+    assert layers.layers[1].weights == () and layers.layers[1].acts == ("blocks.0.act1",)
+    bits = {name: 4 for layer in layers.layers for name in layer.weights or layer.acts}
     assert layers.plan(Profile("mine", bits)) == layers.uniform(4)
     with pytest.raises(ProfileError, match=r"give .* the same"):
         layers.plan(Profile("mine", bits | {shared.weights[1]: 2}))
 
 
 def test_one_width_cannot_be_mixed(vgg):
-    from dataclasses import replace
-
     one = replace(vgg, profiles=vgg.profiles[:1], tables={name: table[:1] for name, table in vgg.tables.items()})
     with pytest.raises(ProfileError, match=r"needs at least two of 1\.\.8"):
         PlanLayers(one)

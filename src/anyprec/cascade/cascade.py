@@ -65,9 +65,10 @@ class Cascade:
         )
         need(record["score"] in SCORES, f"has the score {show(record['score'])}; known are {' and '.join(SCORES)}")
         stages = record["stages"]
+        is_list = isinstance(stages, list)
         need(
-            isinstance(stages, list) and 2 <= len(stages) <= MOST_STAGES,
-            f"has the stages {show(stages)}; it must be a list of 2 to {MOST_STAGES}",
+            is_list and 2 <= len(stages) <= MOST_STAGES,
+            f"has {len(stages) if is_list else 'no list of'} stages; it must have 2 to {MOST_STAGES}",
         )
         made = tuple(stage_from(stage, i + 1 == len(stages), profiles) for i, stage in enumerate(stages))
         need(len({s.profile for s in made}) == len(made), "has one profile in two stages")

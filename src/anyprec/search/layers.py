@@ -42,7 +42,7 @@ class PlanLayers:
 
     def __init__(self, graph: Graph) -> None:
         self.file_graph = graph
-        self.graph = split_quantize(graph)  # the one all names here are of
+        self.graph = graph = split_quantize(graph)  # the one all names here are of
         self.rows = {
             profile.weights: row
             for row, profile in enumerate(graph.profiles)

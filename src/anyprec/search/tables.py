@@ -16,6 +16,8 @@ from anyprec.format.graph import Op
 from anyprec.search.layers import Plan, PlanLayers
 
 F64 = npt.NDArray[np.float64]
+CHUNK = 4096  # positions summed in float32 before float64 takes over
+
 Row = npt.NDArray[np.float32]  # of one op's table
 Rows = dict[str, Row]  # by op
 
@@ -30,8 +32,15 @@ class Moments:
     @classmethod
     def of(cls, y: npt.NDArray[np.float32]) -> Moments:
         flat = y.reshape(-1, y.shape[-1])
-        mean = flat.mean(axis=0, dtype=np.float64)
-        return cls(mean, flat.std(axis=0, dtype=np.float64))
+        first = flat[:1]  # taken off first, so that float32 sums of squares lose nothing where the mean is large
+        total = squares = np.zeros(y.shape[-1])
+        for start in range(0, len(flat), CHUNK):
+            part = flat[start : start + CHUNK] - first
+            total = total + part.sum(axis=0)
+            squares = squares + np.einsum("ij,ij->j", part, part)
+        mean = total / len(flat)
+        std: F64 = np.sqrt(np.maximum(squares / len(flat) - mean**2, 0))
+        return cls(mean + first[0], std)
 
 
 class PlanTables:

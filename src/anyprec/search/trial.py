@@ -120,7 +120,9 @@ class PlanTrial:
         if len(set(plan)) == 1:
             return y, row
         row, change = match(row, found, self.wanted[self.tables.width(name, plan)][name])
-        return y * change[0] + change[1], row
+        y = y * change[0]
+        y += change[1]
+        return y, row
 
     def _own_row(self, name: str, plan: Plan) -> Array:
         """Before the units of what reads it are settled, so that a piece need not know them."""

@@ -1,0 +1,227 @@
+"""Plans per layer and cascades of a shipped model on CIFAR-10, against uniform widths: docs/results.md.
+
+    python bench/plans_cascades.py search  --data DIR --out runs/plans   # plans from 500 held-out images
+    python bench/plans_cascades.py cascade --data DIR --out runs/plans   # thresholds from 5,000 of them
+    python bench/plans_cascades.py time    --data DIR --out runs/plans   # under a minute; on a quiet machine
+    python bench/plans_cascades.py test    --data DIR --out runs/plans   # the test set, once; the tables
+
+Everything is chosen on images that the recipes hold out of training (`validation = 5000`), before `test` looks at the
+test images. Writes bench/results/plans_MODEL.csv and cascades_MODEL.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from anyprec.cascade.answering import answer
+from anyprec.cascade.calibrate import Measured, best_cascade, curve, thinned
+from anyprec.cascade.cascade import Cascade
+from anyprec.data import load_data
+from anyprec.data.catalog import balanced_subset, hold_out
+from anyprec.format.file import read, write
+from anyprec.models.catalog import find
+from anyprec.run.model import load
+from anyprec.search import PlanLayers, SearchSettings, add_profile, search
+from anyprec.search.cost import call_times
+
+RESULTS = Path(__file__).parent / "results"
+HELD_OUT, SEARCHED = 5000, 500
+UNIFORM = ("1", "2", "3", "4", "8")
+MOST = 12  # plans of a front that are kept
+DROP = 0.2  # points that the cascade may lose against 8 bit
+
+
+def held_out(folder):
+    return hold_out(load_data("cifar10", "train", folder), HELD_OUT)[1]
+
+
+def outputs(model, images, profile, batch=64):
+    return np.concatenate([model(images[i : i + batch], bits=profile) for i in range(0, len(images), batch)])
+
+
+def search_plans(args, out):
+    """Two fronts, by time and by bytes, cheaper than 4 bit; each plan a profile of plans.apm."""
+    data = balanced_subset(held_out(args.data), SEARCHED)
+    graph = read(find(args.model))
+    records = {}
+    for cost in args.cost:
+        with load(find(args.model)) as model:
+            settings = SearchSettings(cost=cost, evaluations=args.evaluations, random=12, seconds=10.0)
+            layers = PlanLayers(graph)
+            result = search(model, layers, data.images, data.labels, settings)
+        plans = [p for p in result.front("plan", "uniform") if p.kind == "plan"]
+        four = next(p for p in result.points if p.plan == layers.uniform(4))
+        plans = [p for p in plans if p.cost(cost) <= four.cost(cost)]
+        plans = [plans[i] for i in np.unique(np.linspace(0, len(plans) - 1, min(MOST, len(plans))).astype(int))]
+        drawn = [p for p in result.points if p.kind == "random"]
+        for kind, points in (("plan", plans), ("random", drawn)):
+            for number, point in enumerate(points):
+                name = f"{cost}-{kind}-{number}"
+                graph = add_profile(PlanLayers(graph), name, point.plan, result.rows[point.plan])
+                records[name] = {"kind": kind, "cost": cost, "bits": point.plan, "bytes": point.bytes,
+                                 "loss": point.loss, "searched": point.accuracy}  # fmt: skip
+        for point in (p for p in result.points if p.kind == "uniform"):
+            records[str(point.plan[0])] = {"kind": "uniform", "cost": "", "bits": point.plan, "bytes": point.bytes,
+                                           "loss": point.loss, "searched": point.accuracy}  # fmt: skip
+        (out / f"search_{cost}.json").write_text(json.dumps(result.record(), indent=1))
+    write(graph, out / "plans.apm")
+    (out / "plans.json").write_text(json.dumps(records, indent=1))
+    print(f"{len(records)} profiles in {out / 'plans.apm'}")
+
+
+def calibrate(args, out):
+    """Outputs of the widths and of plans that are candidates for a first stage, on all held-out images."""
+    data = held_out(args.data)
+    records = json.loads((out / "plans.json").read_text())
+    names = [*UNIFORM, *(name for name in records if name.startswith("latency-plan"))]
+    with load(out / "plans.apm", layout="NHWC") as model:
+        made = {name: outputs(model, data.images, name) for name in names}
+    np.savez(out / "held_out.npz", labels=data.labels, **made)
+
+
+def measure_times(args, out):
+    """Every profile in turn, batch 1, one thread; then the cascade over single images, in turn with 8 bit."""
+    records = json.loads((out / "plans.json").read_text())
+    names = [name for name, r in records.items() if r["kind"] != "random" or r["cost"] == "latency"]
+    images = balanced_subset(held_out(args.data), 400).images
+    with load(out / "plans.apm", layout="NHWC") as model:
+        times = dict(zip(names, call_times(model, names, images[:1], seconds=args.seconds, threads=1), strict=True))
+        steps = {}
+        for bits in ("1", "8"):
+            for step in model.steps(images[:1], bits, repeat=200):
+                steps.setdefault(bits, {})[step.op] = 1e3 * step.seconds
+        isa = model.isa
+    (out / "times.json").write_text(json.dumps({"isa": isa, "ms": times, "steps": steps}, indent=1))
+    found = read_held_out(out, times)
+    chosen = chosen_cascades(found)
+    for name, (cascade, point) in chosen.items():
+        print(name, [s.profile for s in cascade.stages], f"{point.share:.3f} {point.ms:.3f} ms {point.accuracy:.2f}")
+    walls = {}
+    for name, (cascade, _) in chosen.items():
+        write(replace(read(out / "plans.apm"), cascade=cascade.text()), out / f"{name}.apm")
+        walls[name] = single_images(out / f"{name}.apm", cascade, images)
+    (out / "cascades.json").write_text(json.dumps({n: c.text() for n, (c, _) in chosen.items()}, indent=1))
+    (out / "walls.json").write_text(json.dumps(walls, indent=1))
+
+
+def single_images(path, cascade, images):
+    """Mean milliseconds of a call of one image: the cascade with its own threshold, and each stage alone."""
+    with load(path, layout="NHWC") as model:
+        model._cascade_pays = True  # timed here; the check at the first call is not part of it
+        names = ["auto", *(stage.profile for stage in cascade.stages), "8"]
+        names = list(dict.fromkeys(names))
+        spent = {name: [] for name in names}
+        for image in images:
+            for name in names:
+                start = time.perf_counter()
+                model(image, bits=name)
+                spent[name].append(1e3 * (time.perf_counter() - start))
+    return {name: float(np.mean(np.sort(found)[: int(0.95 * len(found))])) for name, found in spent.items()}
+
+
+def read_held_out(out, times):
+    made = np.load(out / "held_out.npz")
+    outs = {name: made[name] for name in made.files if name != "labels"}
+    return Measured(outs, {name: times[name] for name in outs}, "8", made["labels"])
+
+
+def chosen_cascades(found):
+    """Of uniform widths alone, and with plans: least expected time at 8 bit's accuracy minus DROP."""
+    wanted = 100 * float((found.outputs["8"].argmax(1) == found.labels).mean()) - DROP
+    widths = Measured(
+        {n: found.outputs[n] for n in UNIFORM}, {n: found.ms[n] for n in UNIFORM}, found.widest, found.labels
+    )
+    return {
+        "cascade-to-8": best_cascade(restricted(widths, ("1", "8")), accuracy=wanted, stages=("1", "8"))[:2],
+        "cascade-widths": best_cascade(widths, accuracy=wanted)[:2],
+        "cascade-plans": best_cascade(found, accuracy=wanted)[:2],
+    }
+
+
+def restricted(found, names):
+    return Measured({n: found.outputs[n] for n in names}, {n: found.ms[n] for n in names}, "8", found.labels)
+
+
+def test(args, out):
+    """The test set, once, for everything that was chosen; the two tables."""
+    data = load_data("cifar10", "test", args.data)
+    if args.limit:
+        data = data.take(np.arange(args.limit))
+    records = json.loads((out / "plans.json").read_text())
+    times = json.loads((out / "times.json").read_text())["ms"]
+    cascades = json.loads((out / "cascades.json").read_text())
+    walls = json.loads((out / "walls.json").read_text())
+    with load(out / "plans.apm", layout="NHWC") as model:
+        made = {name: outputs(model, data.images, name) for name in records if name in times}
+    accuracy = {name: 100 * float((y.argmax(1) == data.labels).mean()) for name, y in made.items()}
+    rows = [
+        {"profile": name, "kind": records[name]["kind"], "front": records[name]["cost"],
+         "bits": " ".join(map(str, records[name]["bits"])), "ms": f"{times[name]:.4f}", "bytes": records[name]["bytes"],
+         "loss": f"{records[name]['loss']:.5f}", "searched": f"{records[name]['searched']:.2f}",
+         "accuracy": f"{accuracy[name]:.2f}"}
+        for name in sorted(made, key=times.__getitem__)
+    ]  # fmt: skip
+    write_csv(RESULTS / f"plans_{args.model}.csv", rows)
+    rows = []
+    for name, text in cascades.items():
+        cascade = Cascade.from_text(text, list(made))
+        test_found = Measured(made, times, "8", data.labels)
+
+        def run(rows_of, profile):
+            return [made[profile][rows_of[0]]]
+
+        y, stopped = answer(cascade, [np.arange(len(data))], run)
+        first, last = cascade.stages
+        share = float(stopped.mean())
+        agreement, right = test_found.reached(y[0].argmax(1))
+        rows.append(
+            {"cascade": name, "first": first.profile, "last": last.profile, "threshold": f"{first.threshold:.4f}",
+             "temperature": f"{first.temperature:.3f}", "held_out_share": f"{last.share:.4f}", "share": f"{share:.4f}",
+             "agreement": f"{agreement:.2f}", "accuracy": f"{right:.2f}", "accuracy_8": f"{accuracy['8']:.2f}",
+             "expected_ms": f"{times[first.profile] + share * times[last.profile]:.4f}", "ms_8": f"{times['8']:.4f}",
+             "wall_ms": f"{walls[name]['auto']:.4f}", "wall_ms_8": f"{walls[name]['8']:.4f}"}
+        )  # fmt: skip
+    write_csv(RESULTS / f"cascades_{args.model}.csv", rows)
+    rows = [
+        {"threshold": f"{p.threshold:.4f}", "share": f"{p.share:.4f}", "agreement": f"{p.agreement:.2f}",
+         "accuracy": f"{p.accuracy:.2f}", "ms": f"{p.ms:.4f}"}
+        for p in thinned(curve(read_held_out(out, times), "1", "8", "margin")[1])
+    ]  # fmt: skip
+    write_csv(RESULTS / f"cascade_curve_{args.model}.csv", rows)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(path.read_text())
+
+
+STEPS = {"search": search_plans, "cascade": calibrate, "time": measure_times, "test": test}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--model", default="cifar10-vgg")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--evaluations", type=int, default=120)
+    parser.add_argument("--cost", type=lambda text: text.split(","), default=["latency", "bytes"])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--limit", type=int)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    STEPS[args.step](args, args.out)
+
+
+if __name__ == "__main__":
+    main()
