@@ -53,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help="threads per call (default: 1)")
     parser.add_argument(
-        "--evaluations", type=positive, default=200, metavar="N", help="plans to try at most (default: 200)"
+        "--evaluations",
+        type=positive,
+        default=200,
+        metavar="N",
+        help="plans to try beside the sensitivities (default: 200)",
     )
     parser.add_argument(
         "--random", type=whole(0, 100), default=16, metavar="N", help="random plans beside (default: 16)"
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             rows = PlanTrial(layers, given.images, threads=args.threads).rows(plan)
             record: dict[str, Any] = {"model": str(args.model), "images": len(given.images)}
             return finish(args, layers, name, plan, rows, record)
-        with Progress("search", total=args.evaluations, unit="plan") as progress:
+        with Progress("search", unit="plan") as progress:
             result = search(model, layers, given.images, given.labels, settings_of(args), progress.update)
     record = {"model": str(args.model), **result.record()}
     if not args.json:

@@ -54,6 +54,8 @@ class PlanLayers:
             raise ProfileError(
                 f"{graph.name} has the profiles {have}; a plan mixes uniform widths, so it needs at least two of 1..8"
             )
+        if any(op.kind == "input" for op in graph.ops):
+            raise ProfileError(f"{graph.name} has several inputs; plans are searched for models with one")
         self._codes_of = check_graph(to_record(graph, {})).codes_of  # value -> the quantize op whose codes it is
         self._ops = {op.name: op for op in graph.ops}
         self.layers = self._join()

@@ -34,7 +34,7 @@ class SearchSettings:
     cost: str = "latency"
     batch: int = 1  # images a call when it is timed
     threads: int = 1
-    evaluations: int = 200  # plans whose true loss is measured, at most
+    evaluations: int = 200  # plans whose true loss is measured after the sensitivities, at most
     rounds: int = 3  # of greedy changes
     random: int = 16  # random plans, for comparison
     seed: int = 0
@@ -172,6 +172,7 @@ class Search:
         self.timed = timed
         self.times = layer_times(model, layers, timed, rounds=7, threads=settings.threads)
         self.bytes = layer_bytes(layers)
+        self.left = settings.evaluations
         self.found: dict[Plan, tuple[float, float, float | None]] = {}  # loss, agreement, accuracy
         self.reference = self.trial.outputs([self.widest])[0]
         self.is_classes = self.reference.ndim == 2 and self.reference.shape[1] > 1
@@ -196,8 +197,11 @@ class Search:
 
     def measure(self, plans: Sequence[Plan], everything: bool = False) -> None:
         """True losses of plans that are new; as far as `evaluations` goes, unless all are needed."""
-        left = None if everything else max(self.settings.evaluations - len(self.found), 0)
-        new = sorted([plan for plan in dict.fromkeys(plans) if plan not in self.found][:left])
+        new = [plan for plan in dict.fromkeys(plans) if plan not in self.found]
+        if not everything:
+            new = new[: self.left]
+            self.left -= len(new)
+        new.sort()
         for plan in new:  # sorted: those that begin alike share the beginning
             self.found[plan] = self.figures(self.trial.outputs([plan])[0])
             self.step(1)

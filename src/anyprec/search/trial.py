@@ -197,30 +197,27 @@ def cut(layers: PlanLayers, matched: Sequence[str]) -> list[Piece]:
         names = [value]
         while names:
             name = names.pop()
-            if name == INPUT or name in depends or (name in ops and ops[name].kind == "input"):
+            if name == INPUT or name in depends:
                 inputs.add(name)
             elif name not in needed:
                 needed.add(name)
                 like = ops[name].attributes.get("like")
                 names += [*ops[name].inputs, *([like] if like is not None else [])]
         chosen = tuple(op for op in graph.ops if op.name in needed)
-        inside: set[int] = set()
-        for op in chosen:
-            source = layers.sources.get(op.name)
-            follows = [] if source is None else [source.own] if source.own is not None else [source.out]
-            inside |= {layer for layer in (layers.layer_of(op), *follows) if layer is not None}
+        inside = {layer for op in chosen for layer in layers_of(layers, op, op.name == value and value in matched)}
         before = inside.union(*(depends.get(name, set()) for name in inputs))
-        pieces.append(
-            Piece(
-                value,
-                chosen,
-                tuple(sorted(inputs, key=lambda n: n != INPUT)),
-                tuple(sorted(inside)),
-                tuple(sorted(before)),
-            )
-        )
-        depends[value] = before | ({layers.sources[value].out} - {None} if value in layers.sources else set())  # type: ignore[operator]
+        ordered = tuple(sorted(inputs, key=lambda name: name != INPUT))
+        pieces.append(Piece(value, chosen, ordered, tuple(sorted(inside)), tuple(sorted(before))))
+        depends[value] = before.union(layers_of(layers, ops[value], False))
     return pieces
+
+
+def layers_of(layers: PlanLayers, op: Op, is_matched: bool) -> list[int]:
+    """Whose bits an op's numbers depend on. Matching settles the units of a matched op: its own layer is enough."""
+    source = layers.sources.get(op.name)
+    own, out = (None, None) if source is None else (source.own, source.out)
+    found = (layers.layer_of(op), own, None if is_matched and own is not None else out)
+    return [layer for layer in found if layer is not None]
 
 
 def renamed(op: Op, names: dict[str, str]) -> dict[str, object]:
