@@ -33,22 +33,26 @@ def answer(
     cascade: Cascade, inputs: Sequence[npt.NDArray[np.generic]], run: Run
 ) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.int64]]:
     """(outputs, the number of the stage that each input stopped at)."""
-    rows = np.arange(len(inputs[0]))
-    stopped = np.zeros(len(rows), np.int64)
     merged: list[npt.NDArray[np.float32]] = []
+    stopped = np.zeros(len(inputs[0]), np.int64)
+    rows: npt.NDArray[np.int64] | None = None  # that go on; None: all, as for a batch of one, which is not copied
     for number, stage in enumerate(cascade.stages):
-        made = run(inputs if len(rows) == len(stopped) else [x[rows] for x in inputs], stage.profile)
-        if not merged:
-            merged = [np.array(y) for y in made]
+        made = run(inputs if rows is None else [x[rows] for x in inputs], stage.profile)
+        if rows is None:
+            merged = list(made)
+            stopped[:] = number
         else:
             for whole, part in zip(merged, made, strict=True):
                 whole[rows] = part
-        stopped[rows] = number
+            stopped[rows] = number
         if stage.threshold is None:
             break
-        rows = rows[scores(class_scores(made[0]), stage.temperature, cascade.score) < stage.threshold]
-        if not len(rows):
+        sure = scores(class_scores(made[0]), stage.temperature, cascade.score)
+        unsure = np.flatnonzero(~(sure >= stage.threshold))  # NaN goes on, too
+        if not len(unsure):
             break
+        if len(unsure) < len(sure):
+            rows = unsure if rows is None else rows[unsure]
     return merged, stopped
 
 

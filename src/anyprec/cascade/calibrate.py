@@ -62,19 +62,26 @@ def curve(found: Measured, first: str, last: str, score: str) -> tuple[float, li
     y = found.outputs[first]
     truth = found.outputs[found.widest].argmax(1) if found.labels is None else found.labels
     heat = fit_temperature(y, truth)
-    sure = scores(y, heat, score)
+    sure = np.nan_to_num(scores(y, heat, score))
+    order = np.argsort(sure, kind="stable")
     thresholds = np.unique(np.concatenate([[0.0], sure, [1.0]]))
-    if len(thresholds) > 2000:
-        thresholds = np.quantile(thresholds, np.linspace(0, 1, 2000))
-    points = []
-    before, after = y.argmax(1), found.outputs[last].argmax(1)
-    for threshold in thresholds:
-        goes_on = sure < threshold
-        answers = np.where(goes_on, after, before)
-        share = float(goes_on.mean())
-        points.append(
-            CascadePoint(float(threshold), share, *found.reached(answers), found.ms[first] + share * found.ms[last])
-        )
+    goes_on = np.searchsorted(sure[order], thresholds, "left")  # so many, the least sure ones
+    before, after = y.argmax(1)[order], found.outputs[last].argmax(1)[order]
+
+    def percent(wanted: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+        """How often the cascade gives this answer, for every threshold."""
+        first_right = np.concatenate([[0], np.cumsum(before == wanted[order])])
+        last_right = np.concatenate([[0], np.cumsum(after == wanted[order])])
+        made: npt.NDArray[np.float64] = 100 * (last_right[goes_on] + first_right[-1] - first_right[goes_on]) / len(y)
+        return made
+
+    agreement = percent(found.outputs[found.widest].argmax(1)).tolist()
+    accuracy = [None] * len(thresholds) if found.labels is None else percent(found.labels).tolist()
+    shares = (goes_on / len(y)).tolist()
+    points = [
+        CascadePoint(threshold, share, agrees, right, found.ms[first] + share * found.ms[last])
+        for threshold, share, agrees, right in zip(thresholds.tolist(), shares, agreement, accuracy, strict=True)
+    ]
     return heat, points
 
 

@@ -119,11 +119,12 @@ def need(holds: bool, problem: str) -> None:
 
 
 def scores(y: npt.NDArray[np.float32], temperature: float, score: str) -> npt.NDArray[np.float64]:
-    """How sure each answer of (N, C) is, 0 to 1. Of NaN or infinite outputs 0: they go on."""
-    with np.errstate(all="ignore"):
-        z = y.astype(np.float64) / temperature
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        top = -np.partition(-e, 1, axis=1)[:, :2]  # the two largest
-        best = top[:, 0] - top[:, 1] if score == "margin" else top[:, 0]
-        sure: npt.NDArray[np.float64] = np.nan_to_num(best / e.sum(axis=1), nan=0.0)
+    """How sure each answer of (N, C) is, 0 to 1; NaN where the outputs are no numbers."""
+    with np.errstate(invalid="ignore"):
+        z = y.astype(np.float64)
+        z -= z.max(axis=1, keepdims=True)
+        z /= temperature
+        e = np.exp(z)  # of the largest: 1
+        best = 1.0 - np.partition(e, -2, axis=1)[:, -2] if score == "margin" else 1.0
+        sure: npt.NDArray[np.float64] = best / e.sum(axis=1)
     return sure
