@@ -21,11 +21,12 @@ def test_cascades_keep_to_the_drop():
     found = Measured(outputs, times, "8", labels)
     wide = 100 * float((outputs["8"].argmax(1) == labels).mean())
     chosen = plans_cascades.chosen_cascades(found)
-    assert set(chosen) == {"cascade-to-8", "cascade-widths", "cascade-plans"}
-    assert [s.profile for s in chosen["cascade-to-8"][0].stages] == ["1", "8"]
+    assert [s.profile for s in chosen["cascade-1-8"][0].stages] == ["1", "8"]
+    assert [s.profile for s in chosen["cascade-1-4"][0].stages] == ["1", "4"]
+    assert chosen["cascade-plan-8"][0].last == "8"
     for _, point in chosen.values():
         assert point.accuracy >= wide - plans_cascades.DROP - 1e-9
-    assert chosen["cascade-plans"][1].ms <= chosen["cascade-widths"][1].ms <= chosen["cascade-to-8"][1].ms
+    assert chosen["cascade-plan-8"][1].ms <= chosen["cascade-1-8"][1].ms
 
 
 def test_outputs_are_kept(tmp_path):

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drop", type=real, metavar="POINTS", help="or that of the widest width, less so many points (--dataset)"
     )
-    parser.add_argument("--stages", metavar="FIRST,LAST", help="these two profiles (default: the best pair)")
+    parser.add_argument(
+        "--stages", metavar="FIRST,LAST", help="these two profiles (default: the best first one, then the widest width)"
+    )
     parser.add_argument("--score", choices=SCORES, default="margin", help="how sure an answer is (default: margin)")
     parser.add_argument("--out", metavar="FILE.apm", help="write the model with its cascade here; may be MODEL.apm")
     parser.add_argument("--test", action="store_true", help="note its accuracy on the test images of --dataset")
