@@ -40,7 +40,9 @@ MAY_IMPORT = {
     "packing": {"data", "format", "nn", "progress", "run", "training", "zoo"},  # `run` to check what it wrote
     # `packing` and `run`: `quantize` also packs, and reads pictures within the limits of `run`; it takes ONNX files
     "post_training": {"data", "nn", "onnx_import", "packing", "progress", "run", "training", "zoo"},
-    "run": {"data", "format", "models", "progress", "_native"},
+    "cascade": {"format"},
+    "run": {"cascade", "data", "format", "models", "progress", "_native"},
+    "search": {"format", "run"},
     "export": {"format", "models", "run"},  # `run` to check what it wrote
     "bench": {"data", "export", "format", "models", "progress", "run", "_native"},
     "loadtest": {"data", "progress"},

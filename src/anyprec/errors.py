@@ -12,7 +12,7 @@ The message says what was given, what is allowed and what to do. The command lin
     |- ModelFileError                                                    a model file (.apm)
     |  |- NotAModelFile, UnsupportedVersion, TruncatedFile
     |  |- BadHeader, BadTensor, BadGraph, ChecksumMismatch
-    |  `- UnknownModel
+    |  `- UnknownModel, CascadeError
     |- InputError, ModelClosed, Cancelled                                load and run
     |- ArrivalsError, LoadTestError                                      loadtest and simulate
     `- ServeError                                                        serve
@@ -80,6 +80,10 @@ class UnsupportedIsa(AnyprecError):
 
 class ModelFileError(AnyprecError):
     """A model file (.apm) that cannot be opened, read or written; those below say what is wrong with it."""
+
+
+class CascadeError(ModelFileError):
+    """A cascade that the file does not have, that does not fit it, or a threshold that is none."""
 
 
 class NotAModelFile(ModelFileError):

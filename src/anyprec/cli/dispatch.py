@@ -36,6 +36,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "inspect": ("anyprec.cli.inspect", "what a model file holds, and how many bytes each width needs"),
     "run": ("anyprec.cli.run", "run a model file on images, or over a test set, at any width"),
     "export": ("anyprec.cli.export", "a model file as ONNX models for other engines, one for each width"),
+    "search": ("anyprec.cli.search", "bits per layer: the best plan within a time or a size, stored in the file"),
+    "cascade": ("anyprec.cli.cascade", 'few bits first, more for unsure inputs: thresholds for bits="auto"'),
     "bench": ("anyprec.cli.bench", "time and memory at every width, beside other engines"),
     "serve": ("anyprec.cli.serve", "serve model files over HTTP within a latency target, by choosing the bits"),
     "loadtest": ("anyprec.cli.loadtest", "put a server under load: SLO attainment, latency, bits and accuracy"),

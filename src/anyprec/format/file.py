@@ -19,7 +19,7 @@ from anyprec.format.check import Tensors, check_graph
 from anyprec.format.content import check_content
 from anyprec.format.graph import Graph, Weight
 from anyprec.format.header import make_header
-from anyprec.format.model_file import CHECKSUM_KEY, CHUNK, GRAPH_KEY, ModelFile
+from anyprec.format.model_file import CASCADE_KEY, CHECKSUM_KEY, CHUNK, GRAPH_KEY, ModelFile
 from anyprec.format.planes import split_codes
 from anyprec.format.record import to_record
 from anyprec.format.sizes import Sizes, sizes_of
@@ -34,14 +34,15 @@ def write(graph: Graph, path: str | Path) -> Sizes:
     for name, array in arrays.items():
         check_content(name, array, record["weights"], clips)
     record["checksums"] = {name: f"{zlib.crc32(array.data):08x}" for name, array in arrays.items()}
-    head = make_header(metadata_of(record), [(name, *form) for name, form in needed.items()])
+    head = make_header(metadata_of(record, graph.cascade), [(name, *form) for name, form in needed.items()])
     write_whole(path, [head, *arrays.values()])
     return sizes_of(len(head), record, needed)
 
 
-def metadata_of(record: Mapping[str, Any]) -> dict[str, str]:
+def metadata_of(record: Mapping[str, Any], cascade: str | None = None) -> dict[str, str]:
     text = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return {GRAPH_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode('utf-8')):08x}"}
+    made = {GRAPH_KEY: text, CHECKSUM_KEY: f"{zlib.crc32(text.encode('utf-8')):08x}"}
+    return made if cascade is None else made | {CASCADE_KEY: cascade}
 
 
 def arrays_of(graph: Graph, needed: Tensors) -> dict[str, np.ndarray]:

@@ -108,6 +108,7 @@ class Graph:
     resize_to: tuple[int, int] | None = None  # H, W that are covered or stretched to; then the middle image_size
     filter: str | None = None
     integer_input: bool = False  # it holds whole numbers, such as indices
+    cascade: str | None = None  # text of FORMAT.md, section 5; checked where it is used (anyprec.cascade)
 
     @property
     def preprocessing(self) -> Preprocessing | None:

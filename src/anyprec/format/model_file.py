@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +39,7 @@ from anyprec.format.record import from_record, planes_of, profile_from
 from anyprec.format.sizes import Sizes, sizes_of
 from anyprec.widths import FLOAT, check_bits
 
-GRAPH_KEY, CHECKSUM_KEY = "anyprec", "anyprec.crc32"
+GRAPH_KEY, CHECKSUM_KEY, CASCADE_KEY = "anyprec", "anyprec.crc32", "anyprec.cascade"
 CHUNK = 1 << 20
 SEEKING = threading.Lock()  # where the system can only read at a file's own position
 
@@ -74,6 +75,7 @@ class ModelFile:
         self.data_start = 8 + length
         metadata, self.tensors = parse_header(self.read(8, 8 + length))
         self.graph_json: dict[str, Any] = read_graph(metadata)
+        self.cascade = metadata.get(CASCADE_KEY)
         self.checked = check_graph(self.graph_json)
         check_tensors(self.checked.tensors, self.tensors)
         if self.data_start % 4:  # an engine reads float32 where they lie
@@ -294,7 +296,7 @@ class ModelFile:
             "profiles": [self.graph_json["profiles"][row] for row in kept],
             "planes": {str(bits): numbers for bits, numbers in planes.items()},
         }
-        return from_record(record, weights, tables)
+        return replace(from_record(record, weights, tables), cascade=self.cascade)
 
 
 def weight_from(

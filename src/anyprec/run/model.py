@@ -4,6 +4,7 @@
     y = m(x)                            # at m.bits, the widest width in the file until it is set
     m.bits = 2; y = m(x); y = m(x, bits=1)
     y = m(x, bits="random"); m.last_bits  # a width drawn for this call, and which it was
+    y = m(x, bits="auto"); m.last_stages  # a cascade: few bits first, more for unsure inputs; who stopped where
     m.predict("photo.jpg")              # labels with probabilities; pictures prepared as in training (predict.py)
     with anyprec.load("net.apm") as m: ...  # memory given back at the end, or by m.close()
 
@@ -21,6 +22,7 @@ import math
 import os
 import random
 import threading
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,8 +31,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anyprec import _native
+from anyprec.cascade import answering
+from anyprec.cascade.cascade import Cascade
 from anyprec.choices import LAYOUTS
-from anyprec.errors import InputError, ModelClosed, UnsupportedBits
+from anyprec.errors import CascadeError, InputError, ModelClosed, UnsupportedBits
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
 from anyprec.run.model_source import ModelSource
@@ -42,9 +46,10 @@ if TYPE_CHECKING:
 json_numbers = _native.json_numbers  # float32 -> the numbers of a JSON array, without the GIL; for the server
 CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0); `cancel()` from any thread
 
-Bits = int | str  # a width, the name of a profile, or "random"
+Bits = int | str  # a width, the name of a profile, "random" or "auto"
 MOST_WHOLE = 2**24  # of inputs that hold whole numbers: float32 has all up to it
 RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
+AUTO = "auto"  # the file's cascade; a profile of that name in an old file takes precedence
 
 
 def load(
@@ -107,6 +112,7 @@ class PackedModel:
         self.check_finite = check_finite
         self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
         self._used = threading.local()
+        self._cascade_pays: bool | None = None  # on this machine; None until "auto" is used
         # Who draws. The system's randomness, for a width that can be foreseen is no defense; `random.Random(seed)`
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
@@ -121,6 +127,7 @@ class PackedModel:
         self.layout = _check_layout(layout)
 
     def _find_profiles(self) -> None:
+        self._cascade: Cascade | None = None  # checked against the profiles when it is first used
         profiles = self._engine.profiles()
         self._numbers = {p.name: i for i, p in enumerate(profiles)}
         self._open = {p.name for p in profiles if p.available}
@@ -182,6 +189,9 @@ class PackedModel:
         if is_random(bits):
             self.drawn_among(bits)  # refuses what cannot be drawn now, not at some later call
             self._chosen = str(bits)
+        elif self._is_auto(bits):
+            self.cascade  # noqa: B018  # a file without one says so here
+            self._chosen = AUTO
         else:
             self._chosen = self._find(bits)
 
@@ -190,6 +200,25 @@ class PackedModel:
         """What this thread's last call ran at, such as the width that "random" drew; None before the first call."""
         name = getattr(self._used, "name", None)
         return int(name) if name is not None and name.isdigit() else name
+
+    @property
+    def last_stages(self) -> tuple[Bits, ...] | None:
+        """The width that answered each input of this thread's last call with bits="auto"; None before the first."""
+        return getattr(self._used, "stages", None)
+
+    @property
+    def cascade(self) -> Cascade:
+        """What bits="auto" does, as `anyprec cascade` stored it in the file."""
+        if self._source.cascade is None:
+            raise CascadeError(
+                f"bits='auto' needs a cascade, and this file has none; `anyprec cascade {self._source.name}` adds one"
+            )
+        if self._cascade is None:
+            self._cascade = Cascade.from_text(self._source.cascade, self.profiles)
+        return self._cascade
+
+    def _is_auto(self, bits: object) -> bool:
+        return isinstance(bits, str) and bits == AUTO and AUTO not in self._numbers
 
     def drawn_among(self, bits: Bits = RANDOM) -> tuple[int, ...]:
         """The widths that "random" draws from: all of 1..8 that can run now; of "random:2,4,8", those named."""
@@ -227,6 +256,8 @@ class PackedModel:
     def accuracy(self, bits: Bits | None = None) -> float | None:
         """The accuracy in percent noted in the file, where there is one; of "random" the mean of what it draws from."""
         bits = self.bits if bits is None else bits
+        if self._is_auto(bits):
+            return self.cascade.accuracy
         names = map(str, self.drawn_among(bits)) if is_random(bits) else [self._find(bits)]
         values = [self._accuracy[name] for name in names]
         value = sum(values) / len(values)
@@ -235,6 +266,8 @@ class PackedModel:
     def bytes_needed(self, bits: Bits) -> int:
         """How many bytes from the start of the file a width needs; for "random", the widest of its widths."""
         name = str(max(self.drawn_among(bits))) if is_random(bits) else str(bits)
+        if self._is_auto(bits):
+            return max(self._bytes[stage.profile] for stage in self.cascade.stages)
         return self._bytes[name if name in self._bytes else self._find(bits)]
 
     def refresh(self) -> tuple[int, ...]:
@@ -277,6 +310,7 @@ class PackedModel:
         layout: str | None = None,
         threads: int | None = None,
         cancel: CancelToken | None = None,
+        threshold: float | None = None,
         **named: np.ndarray,
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Run a batch: (N, C, H, W), or (N, H, W, C) with layout="NHWC"; one image (three axes) or vectors (N, F) too.
@@ -285,9 +319,10 @@ class PackedModel:
             whole numbers. Models with several inputs take them in the order of `inputs`, or by name. Inputs that are no
             images have the shape that `inputs` says, N first. An empty batch gives an empty answer.
         bits: a width or the name of a profile, instead of `self.bits`; "random" draws a width for this call, and
-            `last_bits` tells which. It may stand behind the inputs without its name.
+            `last_bits` tells which; "auto" runs the file's cascade. It may stand behind the inputs without its name.
         layout, threads: instead of those given to `load`.
         cancel: a CancelToken; once it is cancelled, or its time is up, the call raises Cancelled at its next step.
+        threshold: with bits="auto", how sure an answer must be (0 to 1) to stay, instead of what the file says.
 
         Vectors come out as (N, C), maps in the layout of the input, values of other than three axes as they are;
         several outputs as a tuple.
@@ -297,7 +332,10 @@ class PackedModel:
         if inputs and (beyond or inputs[-1] is None or isinstance(inputs[-1], (int, str, np.integer))):
             bits = inputs[-1] if bits is None else bits  # type: ignore[assignment]
             inputs = inputs[:-1]
-        number = self._numbers[self._choose(bits)]
+        is_auto = self._is_auto(self.profile if bits is None else bits)
+        if threshold is not None and not is_auto:
+            raise InputError("threshold= is how sure a cascade must be; it goes with bits='auto'")
+        name = AUTO if is_auto else self._choose(bits)
         layout = self.layout if layout is None else _check_layout(layout)
         given = self._ordered(inputs, named)
         single = np.ndim(given[0]) == 3 and len(self._inputs[0].shape) == 3
@@ -306,9 +344,38 @@ class PackedModel:
         count = len(arrays[0])
         if not count:  # one image of zeros is run, for its shape and every complaint there may be
             arrays = [np.zeros((1, *x.shape[1:]), x.dtype) for x in arrays]
-        made = native.run(arrays, number, threads, layout == "NCHW", self.check_finite, cancel)
+
+        def run(parts: Sequence[np.ndarray], profile: str) -> list[np.ndarray]:
+            number = self._numbers[profile]
+            return native.run(parts, number, threads, layout == "NCHW", self.check_finite, cancel)
+
+        made = self._run_cascade(arrays, run, threshold, count) if is_auto else run(arrays, name)
         outputs = tuple(_shaped(y[:count], layout, single) for y in made)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _run_cascade(
+        self, arrays: list[np.ndarray], run: answering.Run, threshold: float | None, count: int
+    ) -> list[np.ndarray]:
+        """The file's cascade; with a threshold of the caller's, whether it saves time or not."""
+        cascade = self.cascade
+        if threshold is not None:
+            cascade = answering.with_threshold(cascade, threshold)
+        else:
+            if self._cascade_pays is None:
+                self._cascade_pays, ratio = answering.pays(cascade, [x[:1] for x in arrays], run)
+                if not self._cascade_pays:
+                    warnings.warn(
+                        f"fewer bits save no time here ({self.isa}): the cascade would take {ratio:.2f} of the time of "
+                        f"{cascade.last} bit, so bits='auto' stays at {cascade.last}",
+                        stacklevel=3,
+                    )
+            if not self._cascade_pays:
+                self._used.name, self._used.stages = cascade.last, (_as_bits(cascade.last),) * count
+                return list(run(arrays, cascade.last))
+        outputs, stopped = answering.answer(cascade, arrays, run)
+        names = [_as_bits(stage.profile) for stage in cascade.stages]
+        self._used.name, self._used.stages = AUTO, tuple(names[i] for i in stopped[:count])
+        return outputs
 
     def predict(
         self, x: Any, bits: Bits | None = None, *, top: int = 5, layout: str | None = None, threads: int | None = None
@@ -495,6 +562,10 @@ def _reopen(source: ModelSource, settings: tuple[Any, ...]) -> PackedModel:
     if drawn is not None:
         made.random = drawn
     return made
+
+
+def _as_bits(profile: str) -> Bits:
+    return int(profile) if profile.isdigit() else profile
 
 
 def is_random(bits: object) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from anyprec import _native
 from anyprec.errors import ModelFileError
+from anyprec.format.header import parse_header
+from anyprec.format.model_file import CASCADE_KEY
 
 MAX_HEADER_BYTES = 100_000_000  # as the readers have it
 
@@ -23,6 +25,7 @@ class ModelSource:
     memory_budget: int
     isa: str
     digest: str | None  # SHA-256 of the header; None where the file went away while it was opened
+    cascade: str | None = None  # the text in the header, unchecked
 
     @classmethod
     def load(
@@ -30,7 +33,9 @@ class ModelSource:
     ) -> tuple[_native.Model, ModelSource]:
         native = _native.Model.open(path, max_bits, verify, memory_budget, isa)
         path = os.path.abspath(path)
-        return native, cls(path, max_bits, verify, memory_budget, isa, header_digest(path))
+        header = read_header(path)
+        digest = None if header is None else hashlib.sha256(header).hexdigest()
+        return native, cls(path, max_bits, verify, memory_budget, isa, digest, cascade_text(header))
 
     @property
     def name(self) -> str:
@@ -52,10 +57,25 @@ class ModelSource:
 
 
 def header_digest(path: bytes) -> str | None:
+    header = read_header(path)
+    return None if header is None else hashlib.sha256(header).hexdigest()
+
+
+def read_header(path: bytes) -> bytes | None:
+    """With the eight bytes that tell its length."""
     try:
         with open(path, "rb") as file:
             start = file.read(8)
-            length = min(int.from_bytes(start, "little"), MAX_HEADER_BYTES)
-            return hashlib.sha256(start + file.read(length)).hexdigest()
+            return start + file.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
     except OSError:
+        return None
+
+
+def cascade_text(header: bytes | None) -> str | None:
+    """The header is parsed only where the key occurs: most files have no cascade."""
+    if header is None or f'"{CASCADE_KEY}"'.encode() not in header:
+        return None
+    try:
+        return parse_header(header[8:])[0].get(CASCADE_KEY)
+    except ModelFileError:  # rewritten since it was opened
         return None
