@@ -1,6 +1,7 @@
 // Checks and times kernels without a network. Check: every tile kernel of every table this CPU can run, at every number
 // of rows and vectors, against the scalar table, bit for bit. Speed: multiply-accumulates per cycle against the limit
-// of the CPU's ports. Usage: bench_kernels [check|speed]; without an argument, both. Exits with 1 if anything differs.
+// of the CPU's ports. Usage: bench_kernels [check|speed [ISA...]]; without an argument, both, of all tables. Exits with 1
+// if anything differs.
 // Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
 #include "anyprec/cpu.h"
 #include "plan/panels.h"
@@ -131,7 +132,7 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
         else
             kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.step_channels, kernel.max_act_bits,
-                                   kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at), nullptr);
+                                   lookup_entry(kernel), reinterpret_cast<uint16_t *>(at), nullptr);
     }
     return to;
 }
@@ -455,9 +456,13 @@ void time_tiles(const Kernels &kernels) {
 } // namespace
 
 int main(int argc, char **argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12); // lines as they come, also into a file
     const std::string command = argc > 1 ? argv[1] : "";
     int wrong = 0;
-    for (const Kernels *kernels : {kernels_scalar(), kernels_avx2(), kernels_avx512()}) {
+    for (const Kernels *const *table = kernel_tables(); *table; ++table) {
+        const Kernels *kernels = *table;
+        if (argc > 2 && std::find(argv + 2, argv + argc, std::string(kernels->isa)) == argv + argc)
+            continue;
         try {
             choose_isa(kernels->isa, cpu_features());
         } catch (const IsaError &) {
