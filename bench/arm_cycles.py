@@ -56,7 +56,7 @@ class Loop:
 
 
 def loops(file: Path) -> Iterator[Loop]:
-    """The hot loop of each tile function: of all backward jumps, the one that spans the most products per instruction."""
+    """The hot loop of each tile function: the jump back that spans the most products per instruction."""
     words = [OBJDUMP, "-d", "-C", "--no-show-raw-insn", str(file)]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for name, code in re.findall(r"^[0-9a-f]+ <(.*)>:\n((?:.+\n)+)", text, re.M):

@@ -1,8 +1,8 @@
 // Checks and times kernels without a network. Check: every tile kernel of every table this CPU can run, at every number
 // of rows and vectors, against the scalar table, bit for bit. Speed: multiply-accumulates per cycle against the limit
-// of the CPU's ports. Usage: bench_kernels [check|speed [ISA...]]; without an argument, both, of all tables. Exits with 1
-// if anything differs.
-// Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
+// of the CPU's ports. Usage: bench_kernels [check|speed [ISA...]]; without an argument, both, of all tables. Exits with
+// 1 if anything differs. Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its
+// own flags.
 #include "anyprec/cpu.h"
 #include "plan/panels.h"
 
@@ -410,14 +410,19 @@ template <typename Run> double cycles(Run run) {
 }
 
 // Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one vpermb. CPUs with
-// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
-int port_limit(const TileKernel &kernel) {
+// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each. ARM: 0, not known;
+// bench/arm_cycles.py has it on paper.
+int port_limit([[maybe_unused]] const TileKernel &kernel) {
+#if defined(__aarch64__)
+    return 0;
+#else
     const int products = kernel.lanes * kernel.step_channels;
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
     if (kernel.input == Input::lookup_pairs)
         return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
+#endif
 }
 
 void time_tiles(const Kernels &kernels) {
@@ -447,7 +452,9 @@ void time_tiles(const Kernels &kernels) {
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];
                 const double rate = static_cast<double>(taps) * in * out * rows / cycles([&] { function(tile); });
-                std::printf("  K %4d %6.1f (%3.0f %%)", taps * in, rate, 100 * rate / limit);
+                std::printf("  K %4d %6.1f", taps * in, rate);
+                if (limit)
+                    std::printf(" (%3.0f %%)", 100 * rate / limit);
             }
             std::printf("\n");
         }

@@ -1,5 +1,6 @@
-// See kernels.h. In: nothing. Out: the tables of kernels that are compiled for this architecture; CMakeLists.txt has the
-// same conditions. Whether a CPU can run them is for cpu.cpp to say. Called by cpu.cpp, engine.cpp and bench/kernels.cpp.
+// See kernels.h. In: nothing. Out: the tables of kernels that are compiled for this architecture; CMakeLists.txt has
+// the same conditions. Whether a CPU can run them is for cpu.cpp to say. Called by cpu.cpp, engine.cpp and
+// bench/kernels.cpp.
 #include <cstring>
 
 #include "kernels/kernels.h"

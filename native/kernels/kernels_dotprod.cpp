@@ -101,42 +101,28 @@ template <typename Product> constexpr Tiles dots = tiles_of<Dots<Product>, 8, 8,
 constexpr Operands centered = {Input::codes, Coding::centered8, 4, 4}, offset = {Input::codes, Coding::offset8, 4, 4};
 constexpr Operands codes = {Input::codes, Coding::codes8, 4, 4};
 
-constexpr TileKernel count_1bit("cnt, 1 bit", bits8, {1, 1, 65528}, wide_tiles<CountBits>, 72);
-constexpr TileKernel dot_7bit("sdot", centered, {7, 7}, dots<Signed>, 30);
-constexpr TileKernel dot_8bit("udot, 8 bit", codes, {8, 8}, dots<Unsigned>, 29);
-constexpr TileKernel float_fma("fmla", floats, {0, 0}, wide_tiles<Multiply>, 7);
-constexpr TileKernel float_toom_cook("toom-cook fmla", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8, 6>(), 7,
+constexpr TileKernel count_1bit("cnt, 1 bit", bits8, {1, 1, 65528}, wide_tiles<CountBits>, 78);
+constexpr TileKernel dot_7bit("sdot", centered, {7, 7}, dots<Signed>, 31);
+constexpr TileKernel dot_8bit("udot, 8 bit", codes, {8, 8}, dots<Unsigned>, 30);
+constexpr TileKernel float_fma("fmla", floats, {0, 0}, wide_tiles<Multiply>, 8);
+constexpr TileKernel float_toom_cook("toom-cook fmla", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8, 6>(), 8,
                                      Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&count_1bit, &dot_7bit, &dot_8bit, nullptr};
 
 // U must fit 8 bits. Nine 3-bit weights add up to at most 63; nine 4-bit ones to 135, but to 72 as c - 8.
 constexpr Winograd winograd_3bit =
-    winograd_of<ByteForm>({"winograd sdot, 3 bit", centered, {3, 5}, dots<Signed>, 30, Algorithm::winograd}, 8);
+    winograd_of<ByteForm>({"winograd sdot, 3 bit", centered, {3, 5}, dots<Signed>, 31, Algorithm::winograd}, 8);
 constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd sdot, 4 bit", offset, {4, 5}, dots<Signed>, 30, Algorithm::winograd}, 8);
+    winograd_of<ByteForm>({"winograd sdot, 4 bit", offset, {4, 5}, dots<Signed>, 31, Algorithm::winograd}, 8);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
-constexpr Kernels table = {"dotprod",
-                           integer,
-                           &float_fma,
-                           &float_toom_cook,
-                           toom_cook_input,
-                           depthwise_codes,
-                           depthwise_floats,
-                           epilogue_floats,
-                           lookup_offsets_neon,
-                           pixel_pair_offsets,
-                           widen,
-                           to_floats,
-                           sums_neon,
-                           maximum,
-                           maximum_codes,
-                           accumulate,
-                           interpolate,
-                           transpose_floats,
-                           transpose_codes,
-                           &functions_neon,
-                           winograd};
+constexpr Kernels table = {"dotprod",          integer,         &float_fma,
+                           &float_toom_cook,   toom_cook_input, depthwise_codes,
+                           depthwise_floats,   epilogue_floats, lookup_offsets_neon,
+                           pixel_pair_offsets, widen,           to_floats,
+                           sums_neon,          maximum,         maximum_codes,
+                           accumulate,         interpolate,     transpose_floats,
+                           transpose_codes,    &functions_neon, winograd};
 
 } // namespace
 

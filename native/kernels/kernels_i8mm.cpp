@@ -110,19 +110,19 @@ template <typename Product> constexpr Tiles matrices = tiles_of<Matrices<Product
 
 constexpr Operands centered = {Input::codes, Coding::centered8, 8, 4}, offset = {Input::codes, Coding::offset8, 8, 4};
 
-constexpr TileKernel count_1bit("cnt, 1 bit", bits8, {1, 1, 65528}, wide_tiles<CountBits>, 140);
-constexpr TileKernel matrix_7bit("usmmla", centered, {7, 8}, matrices<Mixed>, 100);
-constexpr TileKernel matrix_8bit("usmmla, 8 bit", offset, {8, 8}, matrices<Mixed>, 99);
-constexpr TileKernel float_fma("fmla", floats, {0, 0}, wide_tiles<Multiply>, 14);
-constexpr TileKernel float_toom_cook("toom-cook fmla", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8, 6>(), 14,
+constexpr TileKernel count_1bit("cnt, 1 bit", bits8, {1, 1, 65528}, wide_tiles<CountBits>, 157);
+constexpr TileKernel matrix_7bit("usmmla", centered, {7, 8}, matrices<Mixed>, 98);
+constexpr TileKernel matrix_8bit("usmmla, 8 bit", offset, {8, 8}, matrices<Mixed>, 97);
+constexpr TileKernel float_fma("fmla", floats, {0, 0}, wide_tiles<Multiply>, 15);
+constexpr TileKernel float_toom_cook("toom-cook fmla", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8, 6>(), 15,
                                      Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&count_1bit, &matrix_7bit, &matrix_8bit, nullptr};
 
 // U must fit 8 bits. Nine 3-bit weights add up to at most 63; nine 4-bit ones to 135, but to 72 as c - 8.
 constexpr Winograd winograd_3bit =
-    winograd_of<ByteForm>({"winograd smmla, 3 bit", centered, {3, 5}, matrices<Signed>, 100, Algorithm::winograd}, 5);
+    winograd_of<ByteForm>({"winograd smmla, 3 bit", centered, {3, 5}, matrices<Signed>, 98, Algorithm::winograd}, 5);
 constexpr Winograd winograd_4bit =
-    winograd_of<ByteForm>({"winograd smmla, 4 bit", offset, {4, 5}, matrices<Signed>, 100, Algorithm::winograd}, 5);
+    winograd_of<ByteForm>({"winograd smmla, 4 bit", offset, {4, 5}, matrices<Signed>, 98, Algorithm::winograd}, 5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
 constexpr Kernels table = {"i8mm",

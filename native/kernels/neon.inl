@@ -1,7 +1,7 @@
 // The vector type of 64-bit ARM (NEON, 128 bits), and everything that its three tables share: kernels_neon.cpp (any
-// ARMv8 core), kernels_dotprod.cpp (dot products) and kernels_i8mm.cpp (products of matrices). In: <arm_neon.h>. Out: `F`,
-// `I` and `M` of 4 lanes as vector_kernels.inl and functions.inl need them, the kernels of the former, the byte form of
-// Winograd and the kernel of 1 bit. The arithmetic is ARITHMETIC.md, sections 2 to 4.
+// ARMv8 core), kernels_dotprod.cpp (dot products) and kernels_i8mm.cpp (products of matrices). In: <arm_neon.h>. Out:
+// `F`, `I` and `M` of 4 lanes as vector_kernels.inl and functions.inl need them, the kernels of the former, the byte
+// form of Winograd and the kernel of 1 bit. The arithmetic is ARITHMETIC.md, sections 2 to 4.
 
 constexpr int W = 4;
 using F = float32x4_t;

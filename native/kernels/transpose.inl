@@ -1,6 +1,6 @@
 // Transposes of a matrix of 4-byte numbers or of codes, in 8 x 8 blocks in registers; the rest one by one. In: AVX2 or
-// NEON (included by kernels_avx2.cpp, kernels_avx512.cpp and neon.inl). Out: `transpose_floats` and `transpose_codes` of
-// kernels.h.
+// NEON (included by kernels_avx2.cpp, kernels_avx512.cpp and neon.inl). Out: `transpose_floats` and `transpose_codes`
+// of kernels.h.
 //
 //   rows 0..7 of the source        pairs of rows            quads                     columns 0..7
 //   a0 a1 a2 .. a7     unpack      a0 b0 a1 b1 ..  unpack   a0 b0 c0 d0 ..  halves    a0 b0 c0 d0 e0 f0 g0 h0

@@ -18,7 +18,9 @@ namespace {
 struct FourBytes {
     uint32_t factor, shift;
     FourBytes(Coding coding, int bits) : factor(coding == Coding::centered8 ? 2 : 1) {
-        const int each = coding == Coding::codes8 ? 0 : coding == Coding::offset8 ? -(1 << (bits - 1)) : 1 - (1 << bits);
+        const int each = coding == Coding::codes8    ? 0
+                         : coding == Coding::offset8 ? -(1 << (bits - 1))
+                                                     : 1 - (1 << bits);
         shift = static_cast<uint32_t>(each & 255) * 0x01010101u;
     }
     uint32_t operator()(uint32_t codes) const {

@@ -1,4 +1,4 @@
-"""Cross-compiles the engine for 64-bit ARM and runs it in an emulator: python tests/run/arm.py [BUILD] [--seeds 3]
+"""Cross-compiles the engine for 64-bit ARM and runs it in an emulator: python tests/run/arm.py [BUILD] [--every 4]
 
 Builds with Debian's compiler, then, under qemu-user: the tests of the reader; every kernel against scalar at odd sizes,
 on the least CPU that has its instructions, so that one instruction too many is an illegal one; which kernels such a CPU
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from chain_builder import Chain
 from engine_check import kernels_built
 from kernel_graphs import KERNEL_PAIRS, TOOM_COOK, float_graph, images, pair_graph
 from sanitize import check, graphs
@@ -47,8 +48,8 @@ def build(folder: Path) -> None:
     cmake, ninja = (shutil.which(name, path=str(beside)) or shutil.which(name) for name in ("cmake", "ninja"))
     if cmake is None:
         raise SystemExit("cmake: not installed; run: pip install cmake ninja")
-    words = [cmake, "-S", ROOT, "-B", folder, "-DANYPREC_PYTHON=OFF", "-DANYPREC_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    words += [f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'native' / 'aarch64-linux.cmake'}"]
+    words = [cmake, "-S", ROOT, "-B", folder, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'native' / 'aarch64-linux.cmake'}"]
+    words += ["-DANYPREC_PYTHON=OFF", "-DANYPREC_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
     if ninja:
         words += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     for command in (words, [cmake, "--build", folder]):
@@ -63,9 +64,10 @@ def emulated(program: Path, cpu: str = "max") -> list[str]:
 
 def run(words: Sequence[str | Path], code: int = 0) -> str:
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    said = done.stdout + done.stderr
     if done.returncode != code:
-        raise AssertionError(f"{' '.join(map(str, words))}: {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout + done.stderr
+        raise AssertionError(f"{' '.join(map(str, words))}: {done.returncode}\n{said[-4000:]}")
+    return said
 
 
 def check_reader(folder: Path) -> None:
@@ -116,16 +118,18 @@ def check_every_kernel_is_chosen(folder: Path, isa: str) -> None:
     assert built <= used, (isa, sorted(built - used))
 
 
-def some_graphs(seeds: int, every: int) -> Iterator[tuple[str, Graph, np.ndarray | dict[str, np.ndarray]]]:
-    """A part of those of sanitize.py: all kinds of them, in a few minutes."""
-    return itertools.islice(graphs(seeds), 0, None, every)
+def products() -> Iterator[tuple[str, Graph, dict[str, np.ndarray]]]:
+    """Products of two values of codes: their panels are made at run time, for steps of 1, 2, 4 or 8 terms."""
+    for seed, terms in enumerate((1, 2, 3, 7, 8, 9, 16, 37, 64, 130)):
+        chain = Chain(seed, (2, 5, terms), 2)
+        yield f"product of {terms} terms", *chain.finish(chain.integer_matmul("input"))
 
 
-def check_graphs(folder: Path, seeds: int, every: int = 1) -> tuple[int, int]:
-    """Against the oracle; gives how many graphs and runs."""
+def check_graphs(folder: Path, seeds: int, first: int = 0, every: int = 1) -> tuple[int, int]:
+    """Those of sanitize.py, or one of `every` of them, against the oracle; gives how many graphs and runs."""
     count = runs = 0
     with tempfile.TemporaryDirectory() as temporary:
-        for what, graph, x in some_graphs(seeds, every):
+        for what, graph, x in itertools.islice(itertools.chain(products(), graphs(seeds)), first, None, every):
             runs += check(emulated(folder / "anyprec-run"), Path(temporary), what, graph, x, list(CPUS))
             count += 1
     return count, runs
@@ -135,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("build", type=Path, nargs="?", default=BUILD)
     parser.add_argument("--seeds", type=int, default=3, help="random graphs of each kind (default: 3)")
+    parser.add_argument("--every", type=int, default=1, help="run one of so many graphs (default: all)")
     args = parser.parse_args()
     if lacking := missing():
         raise SystemExit(lacking)
@@ -153,7 +158,7 @@ def main() -> None:
         check_kernels(folder, isa)
         check_every_kernel_is_chosen(folder, isa)
         tell(f"{isa}: every kernel as scalar has it, on {cpu}, and chosen where it is the fastest")
-    count, runs = check_graphs(folder, args.seeds)
+    count, runs = check_graphs(folder, args.seeds, every=args.every)
     tell(f"{count} graphs, {runs} runs on {', '.join(CPUS)}: all as the oracle has it")
 
 

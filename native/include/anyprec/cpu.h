@@ -1,6 +1,6 @@
 // Instruction sets: what this CPU and its operating system can run, and which level the engine uses. In: cpuid and
-// xgetbv, or on ARM what the system tells, and the environment variable ANYPREC_ISA. Out: feature names, one level name. Called by engine.cpp and
-// bindings.cpp.
+// xgetbv, or on ARM what the system tells, and the environment variable ANYPREC_ISA. Out: feature names, one level
+// name. Called by engine.cpp and bindings.cpp.
 #pragma once
 
 #include <cstdint>
