@@ -34,7 +34,7 @@ PRODUCTS |= {"tbl": 32, "cnt": 128, "fmla": 4}
 LEVELS = {
     "neon": ("Cortex-A72", "Cortex-A76", "Neoverse V1", "Apple-like"),
     "dotprod": ("Cortex-A76", "Neoverse V1", "Apple-like"),
-    "i8mm": ("Neoverse V1",),  # the model of Apple's cores has no i8mm
+    "i8mm": ("Neoverse V1", "Apple-like"),
 }
 BRANCH = re.compile(r"^(?:b\.\w+|cbn?z|tbn?z|b)\s.*?([0-9a-f]+) <")
 
