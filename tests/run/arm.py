@@ -112,7 +112,7 @@ def check_every_kernel_is_chosen(folder: Path, isa: str) -> None:
             for profile in graph.profiles:
                 words = [path, array, "--layout", "NHWC", "--bits", profile.name, "--isa", isa, "--steps"]
                 lines = run([*emulated(folder / "anyprec-run"), *words]).splitlines()
-                works = [line[33:].partition("  ")[0] for line in lines if not line.endswith(" 0.0 products/ns")]
+                works = [line[33:].partition("  ")[0] for line in lines]  # behind the op's name
                 used |= {re.sub("(, add)?(, float)?(, codes)?(, pool)?$", "", work) for work in works}
     built = kernels_built(isa)
     assert built <= used, (isa, sorted(built - used))
