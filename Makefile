@@ -4,6 +4,7 @@
 #   make test    the tests; `make slow` the long ones
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
+#   make arm-test   the engine for 64-bit ARM, cross-compiled and emulated, against the oracle
 #   make fuzz    fuzzes both readers, MINUTES=10 each
 #   make docs    the documentation site, in build/site; `make coverage` which lines the tests reach
 #   make networks   public networks through convert, training, pack and the engine (docs/networks.md)
@@ -25,7 +26,7 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize fuzz clean
+.PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize arm-test fuzz clean
 
 setup: $(READY)
 
@@ -116,6 +117,10 @@ sanitize: $(READY)
 	build/sanitize/test_reader
 	build/sanitize/bench_kernels check
 	$(BIN)/python tests/run/sanitize.py build/sanitize/anyprec-run
+
+# Installs nothing; where the cross compiler or the emulator is missing, it names the package.
+arm-test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/run/arm.py build/arm
 
 fuzz: build/native/fuzz_reader
 	mkdir -p build/native/found

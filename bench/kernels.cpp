@@ -1,7 +1,8 @@
 // Checks and times kernels without a network. Check: every tile kernel of every table this CPU can run, at every number
 // of rows and vectors, against the scalar table, bit for bit. Speed: multiply-accumulates per cycle against the limit
-// of the CPU's ports. Usage: bench_kernels [check|speed]; without an argument, both. Exits with 1 if anything differs.
-// Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its own flags.
+// of the CPU's ports. Usage: bench_kernels [check|speed [ISA...]]; without an argument, both, of all tables. Exits with
+// 1 if anything differs. Linked with anyprec_engine (CMakeLists.txt), which compiles each kernels_<isa>.cpp with its
+// own flags.
 #include "anyprec/cpu.h"
 #include "plan/panels.h"
 
@@ -131,7 +132,7 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
         else
             kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.step_channels, kernel.max_act_bits,
-                                   kernel.lanes == 64 ? 64 : 16, reinterpret_cast<uint16_t *>(at), nullptr);
+                                   lookup_entry(kernel), reinterpret_cast<uint16_t *>(at), nullptr);
     }
     return to;
 }
@@ -409,14 +410,19 @@ template <typename Run> double cycles(Run run) {
 }
 
 // Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one vpermb. CPUs with
-// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each.
-int port_limit(const TileKernel &kernel) {
+// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each. ARM: 0, not known;
+// bench/arm_cycles.py has it on paper.
+int port_limit([[maybe_unused]] const TileKernel &kernel) {
+#if defined(__aarch64__)
+    return 0;
+#else
     const int products = kernel.lanes * kernel.step_channels;
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
     if (kernel.input == Input::lookup_pairs)
         return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
     return kernel.lanes == 64 || widens ? products : 2 * products;
+#endif
 }
 
 void time_tiles(const Kernels &kernels) {
@@ -446,7 +452,9 @@ void time_tiles(const Kernels &kernels) {
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];
                 const double rate = static_cast<double>(taps) * in * out * rows / cycles([&] { function(tile); });
-                std::printf("  K %4d %6.1f (%3.0f %%)", taps * in, rate, 100 * rate / limit);
+                std::printf("  K %4d %6.1f", taps * in, rate);
+                if (limit)
+                    std::printf(" (%3.0f %%)", 100 * rate / limit);
             }
             std::printf("\n");
         }
@@ -455,9 +463,13 @@ void time_tiles(const Kernels &kernels) {
 } // namespace
 
 int main(int argc, char **argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12); // lines as they come, also into a file
     const std::string command = argc > 1 ? argv[1] : "";
     int wrong = 0;
-    for (const Kernels *kernels : {kernels_scalar(), kernels_avx2(), kernels_avx512()}) {
+    for (const Kernels *const *table = kernel_tables(); *table; ++table) {
+        const Kernels *kernels = *table;
+        if (argc > 2 && std::find(argv + 2, argv + argc, std::string(kernels->isa)) == argv + argc)
+            continue;
         try {
             choose_isa(kernels->isa, cpu_features());
         } catch (const IsaError &) {

@@ -3,7 +3,7 @@
 // vector_kernels.inl. Out: `functions`, a FunctionKernels. Every step is one rounded operation, and lanes mix only in
 // `folded`, in one order: all instruction sets agree to the bit.
 //
-//   sums of a row: 16 lanes are 1 zmm, 2 ymm or 16 floats      matrix product: kTileRows x kTileVectors accumulators
+//   sums of a row: 16 lanes: 1 zmm, 2 ymm, 4 neon, 16 floats   matrix product: kTileRows x kTileVectors accumulators
 //   x   0 ..  15 | 16 ..  31 | ...                                        b[k]: vector 0 | vector 1 | ...
 //       +lane       +lane                                      a[i,k] ->        acc i,0  | acc i,1  | ...
 
@@ -346,8 +346,8 @@ void norm_columns(const float *x, size_t terms, size_t stride, size_t columns, f
 // --- Matrix products
 // ---------------------------------------------------------------------------------------------------
 
-// avx512: 6 x 4 of 32 registers; avx2: 6 x 2 of 16; scalar: 1 x 8.
-constexpr int kTileRows = W == 1 ? 1 : 6, kTileVectors = W == 16 ? 4 : W == 8 ? 2 : 8;
+// avx512, neon: 6 x 4 of 32 registers; avx2: 6 x 2 of 16; scalar: 1 x 8.
+constexpr int kTileRows = W == 1 ? 1 : 6, kTileVectors = W == 1 ? 8 : W == 8 ? 2 : 4;
 
 template <int R, int V, bool Whole> void matmul_tile(const MatmulTile &t, const float *a, float *c) {
     const int n = t.columns;

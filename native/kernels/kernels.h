@@ -135,12 +135,13 @@ struct PixelPair {
 // How a panel stores the weight with code c at k bits (the weight is 2c + 1 - 2^k):
 //   centered8, centered16   2c + 1 - 2^k, as int8 or int16
 //   offset8                 c - 2^(k-1), as int8
+//   codes8                  c, as uint8
 //   split8                  offset8 for vpmaddubsw, whose 16-bit sum of two products overflows if two weights of one
 //                           sign add up to more than 128. Part of such weights moves to an extra step.
 //   floats                  float32
 //   lookup                  the codes of a group of channels side by side in one byte
 //   lookup_planes           2 bits: the lower bits of a group in one byte, the upper bits in the next
-enum class Coding : uint8_t { centered8, centered16, offset8, split8, floats, lookup, lookup_planes };
+enum class Coding : uint8_t { centered8, centered16, offset8, codes8, split8, floats, lookup, lookup_planes };
 
 // How a convolution is computed: directly, or position by position on inputs transformed by Winograd or Toom-Cook.
 enum class Algorithm : uint8_t { direct, winograd, toom_cook };
@@ -175,13 +176,19 @@ struct TileKernel : Operands, Limits, Tiles {
     constexpr TileKernel(const char *title, Operands reads, Limits takes, Tiles all, int speed,
                          Algorithm transformed = Algorithm::direct)
         : Operands(reads), Limits(takes), Tiles(all), name(title), products_per_cycle(speed), algorithm(transformed),
-          window(coding == Coding::offset8 || coding == Coding::split8 || coding == Coding::lookup ||
-                 coding == Coding::lookup_planes) {}
+          window(coding == Coding::offset8 || coding == Coding::codes8 || coding == Coding::split8 ||
+                 coding == Coding::lookup || coding == Coding::lookup_planes) {}
 };
 
 // Epilogue::window_factor for weights of `bits` bits. The accumulator itself counts twice.
 inline int window_factor(const TileKernel &k, int bits) {
     return k.coding == Coding::offset8 || k.coding == Coding::split8 ? 1 : 1 - (1 << bits);
+}
+
+// Bytes of a lookup table: an offset is its number times this. Kernels that count bits (ARM) have no tables, and take
+// the number itself.
+inline int lookup_entry(const TileKernel &k) {
+    return k.step_channels == 8 ? 1 : k.lanes == 64 ? 64 : 16;
 }
 
 // Bytes that a step reads of one input pixel, and of one vector of the panel.
@@ -359,5 +366,14 @@ struct Kernels {
 const Kernels *kernels_scalar();
 const Kernels *kernels_avx2();
 const Kernels *kernels_avx512();
+const Kernels *kernels_neon();
+const Kernels *kernels_dotprod();
+const Kernels *kernels_i8mm();
+extern const FunctionKernels functions_neon; // the same for all tables of ARM: they need no more than plain NEON
+
+// The tables of this build, ends with nullptr (kernel_tables.cpp): the one list for dispatch, tests and benchmarks.
+const Kernels *const *kernel_tables();
+// The table of an instruction set by its name; nullptr: not in this build.
+const Kernels *find_kernels(const char *isa);
 
 } // namespace anyprec

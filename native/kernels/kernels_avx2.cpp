@@ -560,20 +560,7 @@ struct DotThree {
 
 // --- 2 bit: table lookup; 1 bit is in lookup_1bit.inl ----------------------------------------------------------------
 
-// table[a][w] = sum over four channels of activation code times weight bit.
-struct Products {
-    alignas(64) uint8_t table[256][16];
-    constexpr Products() : table() {
-        for (int a = 0; a < 256; ++a)
-            for (int w = 0; w < 16; ++w) {
-                int sum = 0;
-                for (int i = 0; i < 4; ++i)
-                    sum += (a >> (2 * i) & 3) * (w >> i & 1);
-                table[a][w] = static_cast<uint8_t>(sum);
-            }
-    }
-};
-constexpr Products products;
+#include "kernels/lookup_2bit.inl"
 
 // An 8-bit sum holds at least 255 / 12 steps. Even and odd bytes are the lower and the upper plane of the same channel;
 // vpmaddubsw gives lower + 2 upper. Totals have 16 bits.

@@ -8,7 +8,7 @@
 //                    ...       ...           each step loads V weights and R inputs for R x V multiplications
 //
 // An Inner has
-//   Vector, Code      type of an accumulator and of a panel vector; type of the inputs
+//   Vector, Code      type of an accumulator; type of the inputs
 //   kSafeSteps        steps before an accumulator may overflow and must be flushed; 0: no limit, -1: Tile::safe_steps
 //   input(in, s)      step s of a pixel, broadcast to a vector
 //   weights(panel)    a vector of the panel
@@ -26,17 +26,18 @@ ANYPREC_INLINE void prefetch_weights(const uint8_t *&prefetch_from, int steps, c
 template <typename Inner> struct Loop {
     using Vector = typename Inner::Vector;
     using Code = typename Inner::Code;
+    using Weights = decltype(Inner::weights(nullptr));
 
     template <int R, int V>
     static ANYPREC_INLINE void step(const Code *const (&in)[R], int s, const uint8_t *&panel, Vector (&acc)[R][V]) {
-        Vector w[V];
+        Weights w[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            w[v] = Inner::weights(panel + sizeof(Vector) * v);
-        panel += sizeof(Vector) * V;
+            w[v] = Inner::weights(panel + sizeof(Weights) * v);
+        panel += sizeof(Weights) * V;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Vector x = Inner::input(in[r], s);
+            const auto x = Inner::input(in[r], s);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
                 acc[r][v] = Inner::step(acc[r][v], x, w[v]);
@@ -101,25 +102,27 @@ template <typename Inner> struct Loop {
 
 // For accumulators that cannot overflow: stores them once, raw for Winograd or for the epilogue.
 template <int R, int V> struct WholeSums {
-    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
-        alignas(64) int32_t sums[R * W * V];
+    template <typename Vector> ANYPREC_INLINE void epilogue(const Tile &t, Vector (&acc)[R][V]) {
+        constexpr int kLanes = sizeof(Vector) / sizeof(int32_t);
+        alignas(64) int32_t sums[R * kLanes * V];
         int32_t *to = t.epilogue.raw ? t.epilogue.raw : sums;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
-                store(to + W * (r * V + v), acc[r][v]);
+                store(to + kLanes * (r * V + v), acc[r][v]);
         if (to == sums)
-            epilogue_tile(t.epilogue, sums, W * V, R, t.channels);
+            epilogue_tile(t.epilogue, sums, kLanes * V, R, t.channels);
     }
 };
 
 // Totals that are touched rarely live on the stack, so that accumulators keep the registers.
 template <typename Inner, int R, int V> struct StackTotals {
+    using Vector = typename Inner::Vector;
     alignas(64) typename Inner::Total totals[R][Inner::kLanes * V]; // valid after the first flush
     bool empty = true;
 
-    ANYPREC_INLINE void flush(I (&acc)[R][V]) {
+    ANYPREC_INLINE void flush(Vector (&acc)[R][V]) {
 #if defined(__GNUC__)
         __asm__ volatile("" : "+m"(totals)); // otherwise gcc keeps totals in registers and moves them at every tap
 #endif
@@ -131,12 +134,17 @@ template <typename Inner, int R, int V> struct StackTotals {
                     Inner::template add_to<true>(totals[r] + Inner::kLanes * v, acc[r][v]);
                 else
                     Inner::template add_to<false>(totals[r] + Inner::kLanes * v, acc[r][v]);
-                acc[r][v] = I{};
+                acc[r][v] = Vector{};
             }
         empty = false;
     }
-    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+    ANYPREC_INLINE void epilogue(const Tile &t, Vector (&acc)[R][V]) {
         flush(acc);
+        if constexpr (std::is_same_v<typename Inner::Total, int32_t>)
+            if (t.epilogue.raw) {
+                std::memcpy(t.epilogue.raw, totals, sizeof totals);
+                return;
+            }
         epilogue_tile(t.epilogue, totals[0], Inner::kLanes * V, R, t.channels);
     }
 };

@@ -76,7 +76,7 @@ const TileKernel *choose_product_kernel(const Kernels &kernels, int terms, int c
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
         const bool plain = kernel.coding == Coding::centered8 || kernel.coding == Coding::centered16 ||
-                           kernel.coding == Coding::offset8;
+                           kernel.coding == Coding::offset8 || kernel.coding == Coding::codes8;
         if (!plain || !supports(kernel, bits) || terms > kernel.max_k)
             continue;
         const int steps = (terms + kernel.step_channels - 1) / kernel.step_channels;

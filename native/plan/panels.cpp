@@ -258,6 +258,9 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                             case Coding::centered8:
                                 to[at] = static_cast<uint8_t>(2 * codes[from] - center);
                                 break;
+                            case Coding::codes8:
+                                to[at] = codes[from];
+                                break;
                             case Coding::offset8:
                             case Coding::split8:
                                 to[at] = static_cast<uint8_t>(codes[from] - half);

@@ -271,7 +271,7 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         p->steps = conv.steps;
         p->group = kernel.step_channels;
         p->bits = kernel.max_act_bits;
-        p->entry = kernel.lanes == 64 ? 64 : 16;
+        p->entry = lookup_entry(kernel);
         const int number = step_number();
         Step &step = add_step(Step::Kind::prepare, conv.op);
         use(number, from);

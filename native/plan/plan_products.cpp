@@ -21,7 +21,8 @@ size_t whole_lines(size_t bytes) {
 //     unsigned x signed     sum a (2b - nb)         = T
 //     signed x unsigned     2 sum (2a - na) b       = 2T - 2 na S + 2 nb W
 //     unsigned x unsigned   2 sum a b               = T + nb W
-// where twice the sum meets half of the scale. With Coding::offset8, T is 2 acc + W. With Coding::centered16 the panel
+// where twice the sum meets half of the scale. With Coding::offset8, T is 2 acc + W; with
+// Coding::codes8, 2 acc - nb W. With Coding::centered16 the panel
 // holds what the second value's codes stand for, and a kernel that reads 16-bit integers is given what those of the
 // first stand for: no correction is left.
 void Builder::codes_product_step(Step &s, int step) {
@@ -51,7 +52,7 @@ void Builder::codes_product_step(Step &s, int step) {
     p->right = {right_signed ? 2 : 1, right_signed ? -nb : 0};
     if (!p->wide) {
         p->doublings = (kernel.window ? 1 : 0) + (left_signed ? 1 : 0);
-        p->window_factor = twice * ((kernel.window ? 1 : 0) + (exact ? 0 : nb));
+        p->window_factor = twice * ((kernel.window ? window_factor(kernel, right_bits) : 0) + (exact ? 0 : nb));
         p->column_factor = left_signed ? (right_signed || !exact ? -2 : -1) * na : 0;
         p->constant = left_signed && right_signed ? na * nb * m.k : 0;
     }

@@ -149,6 +149,7 @@ NB_MODULE(_native, m) {
             return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax, xcr0});
         },
         nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_1_eax"), nb::arg("xcr0"));
+    m.def("decode_hwcap", &anyprec::decode_hwcap, nb::arg("hwcap"), nb::arg("hwcap2"));
 
     nb::class_<anyprec::ProfileInfo>(m, "ProfileInfo")
         .def_ro("name", &anyprec::ProfileInfo::name)

@@ -24,7 +24,11 @@
 
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
+#elif ANYPREC_ARM && defined(__linux__)
+#include <sys/auxv.h>
 #endif
+
+#include "kernels/kernels.h"
 
 namespace anyprec {
 namespace {
@@ -32,18 +36,18 @@ namespace {
 struct Level {
     std::string name;
     Features needs;
-    bool built;
+    bool built() const { return find_kernels(name.c_str()) != nullptr; }
 };
 
 // Slowest first: the best level is the last one that is built and whose needs are met.
 const std::vector<Level> &levels() {
     static const std::vector<Level> table = {
-        {"scalar", {}, true},
-        {"neon", {"neon"}, false}, // known, not built yet: 64-bit ARM runs the scalar kernels
-        {"avx2", {"avx2", "fma"}, ANYPREC_X86 != 0},
-        {"avx512",
-         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"},
-         ANYPREC_X86 != 0},
+        {"scalar", {}},
+        {"neon", {"asimd"}},
+        {"dotprod", {"asimd", "asimddp"}},
+        {"i8mm", {"asimd", "asimddp", "i8mm"}},
+        {"avx2", {"avx2", "fma"}},
+        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}},
     };
     return table;
 }
@@ -137,11 +141,52 @@ Features decode_cpuid(const CpuidWords &words) {
     return features;
 }
 
+Features decode_hwcap(uint64_t hwcap, uint64_t hwcap2) {
+    Features features;
+    if (hwcap >> 1 & 1)
+        features.emplace_back("asimd");
+    if (hwcap >> 20 & 1)
+        features.emplace_back("asimddp");
+    if (hwcap2 >> 13 & 1)
+        features.emplace_back("i8mm");
+    return features;
+}
+
+#if ANYPREC_ARM
+namespace {
+
+#if defined(__APPLE__)
+// Names of macOS 12 and later. An older one does not know them, and runs the kernels of plain NEON.
+bool has_feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+#endif
+
+Features read_arm_features() {
+#if defined(__linux__)
+    return decode_hwcap(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
+#else
+    Features features = {"asimd"}; // part of every 64-bit ARM that has an operating system of this kind
+#if defined(__APPLE__)
+    if (has_feature("hw.optional.arm.FEAT_DotProd"))
+        features.emplace_back("asimddp");
+    if (has_feature("hw.optional.arm.FEAT_I8MM"))
+        features.emplace_back("i8mm");
+#endif
+    return features;
+#endif
+}
+
+} // namespace
+#endif
+
 const Features &cpu_features() {
 #if ANYPREC_X86
     static const Features features = decode_cpuid(read_cpuid());
 #elif ANYPREC_ARM
-    static const Features features = {"neon"}; // part of the base instruction set of aarch64
+    static const Features features = read_arm_features();
 #else
     static const Features features;
 #endif
@@ -181,7 +226,7 @@ std::vector<std::string> known_isas() {
 std::vector<std::string> built_isas() {
     std::vector<std::string> names;
     for (const Level &level : levels())
-        if (level.built)
+        if (level.built())
             names.push_back(level.name);
     return names;
 }
@@ -189,7 +234,7 @@ std::vector<std::string> built_isas() {
 std::string choose_isa(const std::string &requested, const Features &features, const std::string &source) {
     std::vector<std::string> runnable;
     for (const Level &level : levels())
-        if (level.built && missing(level, features).empty())
+        if (level.built() && missing(level, features).empty())
             runnable.push_back(level.name);
     if (requested.empty())
         return runnable.back(); // never empty: scalar is always built and needs nothing
@@ -199,7 +244,7 @@ std::string choose_isa(const std::string &requested, const Features &features, c
     if (level == levels().end())
         throw IsaError(source + "=" + requested + " is no instruction set anyprec knows (" + join(known_isas()) +
                        "); choose one of " + join(runnable) + ", or unset it");
-    if (!level->built)
+    if (!level->built())
         throw IsaError(source + "=" + requested + " is not built into this copy of anyprec, which has " +
                        join(built_isas()) + "; choose one of " + join(runnable) + ", or unset it");
     const Features lacking = missing(*level, features);

@@ -26,17 +26,6 @@
 namespace anyprec {
 namespace {
 
-const Kernels &kernels_for(const std::string &isa) {
-#if defined(__x86_64__) || defined(_M_X64)
-    if (isa == "avx512")
-        return *kernels_avx512();
-    if (isa == "avx2")
-        return *kernels_avx2();
-#endif
-    (void)isa;
-    return *kernels_scalar();
-}
-
 // Memory kept for the next call. A larger arena is freed after its call; for tables see drop_large_tables.
 constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
 
@@ -360,7 +349,7 @@ Model::~Model() {
 std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &options) {
     auto impl = std::make_unique<Impl>();
     impl->isa = options.isa.empty() ? anyprec::isa() : choose_isa(options.isa, cpu_features(), "isa");
-    impl->kernels = &kernels_for(impl->isa);
+    impl->kernels = find_kernels(impl->isa.c_str()); // choose_isa gave the name of a built one
     impl->budget = options.panel_budget;
     impl->file = ModelFile::open(path, options.max_bits, options.verify);
     const Graph &graph = impl->graph();

@@ -17,9 +17,11 @@ namespace {
 // Four codes c side by side -> the four bytes factor * c + shift, each modulo 256; factor is 1 or 2.
 struct FourBytes {
     uint32_t factor, shift;
-    FourBytes(bool offset, int bits)
-        : factor(offset ? 1 : 2), shift((offset ? -(1 << (bits - 1)) : 1 - (1 << bits)) & 255) {
-        shift *= 0x01010101u;
+    FourBytes(Coding coding, int bits) : factor(coding == Coding::centered8 ? 2 : 1) {
+        const int each = coding == Coding::codes8    ? 0
+                         : coding == Coding::offset8 ? -(1 << (bits - 1))
+                                                     : 1 - (1 << bits);
+        shift = static_cast<uint32_t>(each & 255) * 0x01010101u;
     }
     uint32_t operator()(uint32_t codes) const {
         const uint32_t x = factor == 2 ? codes << 1 & 0xfefefefeu : codes, low = 0x7f7f7f7fu;
@@ -48,11 +50,27 @@ struct Codes {
     uint8_t at(size_t k, size_t j) const { return transposed ? data[j * terms + k] : data[k * n + j]; }
 };
 
-// Columns of a block, for kernels that read four bytes per step. Terms past the end have the weight 0.
-void pack_bytes(const Codes &b, const Block &block, size_t steps, size_t width, FourBytes form, uint8_t *to) {
+// Four terms of `n` columns, from term k on, to their places where a step has `group` terms.
+void place_words(const uint32_t *words, size_t n, size_t k, size_t width, size_t group, uint8_t *to) {
+    if (group == 4) {
+        std::memcpy(to + width * k, words, 4 * n);
+    } else if (group == 8) {
+        for (size_t j = 0; j < n; ++j)
+            std::memcpy(to + width * (k / 8 * 8) + 8 * j + k % 8, words + j, 4);
+    } else {
+        for (size_t i = k; i < k + 4; ++i)
+            for (size_t j = 0; j < n; ++j)
+                to[width * (i / group * group) + group * j + i % group] =
+                    static_cast<uint8_t>(words[j] >> (8 * (i - k)));
+    }
+}
+
+// Columns of a block, for kernels that read `group` bytes per step: 1, 2, 4 or 8. Terms past the end have the weight 0.
+void pack_bytes(const Codes &b, const Block &block, size_t steps, size_t width, size_t group, FourBytes form,
+                uint8_t *to) {
     const size_t first = static_cast<size_t>(block.first), n = static_cast<size_t>(block.channels), k = b.terms;
     const size_t whole = k / 4;
-    std::memset(to, 0, 4 * width * steps);
+    std::memset(to, 0, group * width * steps);
     uint32_t words[256];
     for (size_t s = 0; s < whole; ++s) {
         if (b.transposed) {
@@ -66,11 +84,11 @@ void pack_bytes(const Codes &b, const Block &block, size_t steps, size_t width, 
             const uint8_t *rows[4] = {row, row + b.n, row + 2 * b.n, row + 3 * b.n};
             interleave(rows, n, form, words);
         }
-        std::memcpy(to + 4 * width * s, words, 4 * n);
+        place_words(words, n, 4 * s, width, group, to);
     }
     for (size_t i = 4 * whole; i < k; ++i)
         for (size_t j = 0; j < n; ++j)
-            to[4 * width * whole + 4 * j + i % 4] = static_cast<uint8_t>(form(b.at(i, first + j)));
+            to[width * (i / group * group) + group * j + i % group] = static_cast<uint8_t>(form(b.at(i, first + j)));
 }
 
 // The same for kernels that read `group` 16-bit integers per step: what the codes stand for.
@@ -101,7 +119,7 @@ void Run::pack_codes(const Step &s) const {
     const CodesProduct &p = *m.codes;
     const TileKernel &kernel = *p.kernel;
     const size_t k = static_cast<size_t>(m.k), columns = static_cast<size_t>(m.n), steps = static_cast<size_t>(p.steps);
-    const FourBytes form(kernel.coding == Coding::offset8, p.bits);
+    const FourBytes form(kernel.coding, p.bits);
     over(p.right_count, 1, [&](int n, size_t first, size_t end) {
         for (size_t i = first; i < end; ++i) {
             const Codes b{pixels(s.inputs[1], n) + i * k * columns, s.op->transposed, k, columns};
@@ -109,11 +127,11 @@ void Run::pack_codes(const Step &s) const {
             uint8_t *panel = arena + p.panels + p.panel_bytes * number;
             for (const Block &block : p.blocks) {
                 const size_t width = static_cast<size_t>(kernel.lanes) << block.log2_vectors;
+                const size_t group = static_cast<size_t>(kernel.step_channels);
                 if (kernel.coding == Coding::centered16)
-                    pack_wide(b, block, steps, width, static_cast<size_t>(kernel.step_channels), p.right,
-                              panel + block.panel);
+                    pack_wide(b, block, steps, width, group, p.right, panel + block.panel);
                 else
-                    pack_bytes(b, block, steps, width, form, panel + block.panel);
+                    pack_bytes(b, block, steps, width, group, form, panel + block.panel);
             }
             if (!p.column_factor)
                 continue;

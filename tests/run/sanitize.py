@@ -1,7 +1,8 @@
 """Runs a build of anyprec-run with sanitizers over many graphs: python tests/run/sanitize.py build/sanitize/anyprec-run
 
 Writes graphs, images and the oracle's outputs to a temporary folder, runs every profile on every instruction set, and
-compares to the last bit. A report of a sanitizer, a crash or a difference ends it. Called by `make sanitize`.
+compares to the last bit. A report of a sanitizer, a crash or a difference ends it. Called by `make sanitize`, and by
+arm.py, whose program is one for ARM in an emulator.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,14 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray | dict[str, np.n
         yield f"sums of {c}", graph, np.full((1, 1, 2, c), 9, np.float32)
 
 
-def check(program: str, folder: Path, what: str, graph: Graph, x: np.ndarray | dict[str, np.ndarray]) -> int:
+def check(
+    program: Sequence[str],  # the words that start it
+    folder: Path,
+    what: str,
+    graph: Graph,
+    x: np.ndarray | dict[str, np.ndarray],
+    isas: Sequence[str],
+) -> int:
     """Runs one graph; gives how many times the program ran."""
     write(graph, folder / "net.apm")
     more = dict(x) if isinstance(x, dict) else {"input": x}
@@ -76,9 +84,9 @@ def check(program: str, folder: Path, what: str, graph: Graph, x: np.ndarray | d
     for profile in graph.profiles:
         with np.errstate(all="ignore"):
             wanted = run_graph(graph, first, profile.name, more=more)
-        for isa in usable_isas():
+        for isa in isas:
             threads = 1 + runs % 3
-            words = [program, "net.apm", *files, "--layout", "NHWC", "--bits", profile.name, "--isa", isa]
+            words = [*program, "net.apm", *files, "--layout", "NHWC", "--bits", profile.name, "--isa", isa]
             words += ["--threads", str(threads), "--out", "y.npy", "--verify", "--no-check-finite"]
             done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
             where = f"{what}, profile {profile.name}, {isa}, {threads} threads"
@@ -96,16 +104,16 @@ def main() -> None:
     parser.add_argument("program", type=Path)
     parser.add_argument("--seeds", type=int, default=40, help="random graphs (default: 40)")
     args = parser.parse_args()
-    program, started = str(args.program.resolve()), time.monotonic()
+    program, started, isas = [str(args.program.resolve())], time.monotonic(), usable_isas()
     count = runs = 0
     with tempfile.TemporaryDirectory() as folder:
         for what, graph, x in graphs(args.seeds):
-            runs += check(program, Path(folder), what, graph, x)
+            runs += check(program, Path(folder), what, graph, x, isas)
             count += 1
             if count % 20 == 0:
                 print(f"{count} graphs, {runs} runs", flush=True)
     seconds = time.monotonic() - started
-    print(f"{count} graphs, {runs} runs on {', '.join(usable_isas())}: all as the oracle has it, {seconds:.0f} s")
+    print(f"{count} graphs, {runs} runs on {', '.join(isas)}: all as the oracle has it, {seconds:.0f} s")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ HAS_AVX2, F, DQ, BW, VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31  # leaf 7, 
 VBMI, VNNI, VPOPCNTDQ = 1 << 1, 1 << 11, 1 << 14  # leaf 7, ecx
 AVX_VNNI = 1 << 4  # leaf 7.1, eax
 SAVES_YMM, SAVES_ZMM = 0x7, 0xE7
+ASIMD, ASIMDDP, I8MM = 1 << 1, 1 << 20, 1 << 13  # Linux on ARM: hwcap, hwcap, hwcap2
 
 
 def server(xcr0: int) -> list[str]:
@@ -46,9 +47,48 @@ def test_features_are_those_linux_reports():
 
 
 @pytest.mark.skipif(not ARM, reason="aarch64 only")
-def test_aarch64_always_has_neon():
-    assert cpu_features() == ("neon",)
-    assert isa() == "scalar"  # until there are kernels for it
+def test_aarch64_always_has_neon(monkeypatch):
+    assert cpu_features()[0] == "asimd"
+    monkeypatch.delenv("ANYPREC_ISA", raising=False)
+    levels = [level for level in ("neon", "dotprod", "i8mm") if level in _native.built_isas()]
+    assert isa() in levels or not levels  # Windows: scalar only
+
+
+@pytest.mark.parametrize(
+    ("hwcap", "hwcap2", "features"),
+    [  # bits of Linux, arch/arm64/include/uapi/asm/hwcap.h
+        (0, 0, []),
+        (ASIMD, 0, ["asimd"]),  # Cortex-A53, A57, A72
+        (ASIMD | ASIMDDP, 0, ["asimd", "asimddp"]),  # Cortex-A76
+        (ASIMD | ASIMDDP, I8MM, ["asimd", "asimddp", "i8mm"]),  # Neoverse V1
+        (~(ASIMD | ASIMDDP) & 2**64 - 1, ~I8MM & 2**64 - 1, []),  # everything else
+    ],
+)
+def test_features_of_arm_are_told_apart(hwcap, hwcap2, features):
+    assert _native.decode_hwcap(hwcap, hwcap2) == features
+
+
+@pytest.mark.skipif(not ARM or "neon" not in _native.built_isas(), reason="levels of ARM")
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        ([], "scalar"),
+        (["asimd"], "neon"),
+        (["asimd", "asimddp"], "dotprod"),
+        (["asimd", "i8mm"], "neon"),
+        (["asimd", "asimddp", "i8mm"], "i8mm"),
+    ],
+)
+def test_the_best_level_of_arm_is_chosen(features, level):
+    assert _native.choose_isa("", features) == level
+
+
+def test_levels_are_ordered():
+    """The last one that a CPU can run is taken, so a level comes after all that it contains."""
+    known = _native.known_isas()
+    assert known[0] == "scalar"
+    assert known.index("neon") < known.index("dotprod") < known.index("i8mm")
+    assert known.index("avx2") < known.index("avx512")
 
 
 def test_everything_is_found_on_a_cpu_that_has_everything():

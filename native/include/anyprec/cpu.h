@@ -1,6 +1,6 @@
 // Instruction sets: what this CPU and its operating system can run, and which level the engine uses. In: cpuid and
-// xgetbv, and the environment variable ANYPREC_ISA. Out: feature names, one level name. Called by engine.cpp and
-// bindings.cpp.
+// xgetbv, or on ARM what the system tells, and the environment variable ANYPREC_ISA. Out: feature names, one level
+// name. Called by engine.cpp and bindings.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace anyprec {
 
-// Names as in /proc/cpuinfo on Linux, so that a user can compare: "avx2", "avx512_vnni", ...
+// Names as in /proc/cpuinfo on Linux, so that a user can compare: "avx2", "avx512_vnni", "asimddp", ...
 using Features = std::vector<std::string>;
 
 // The deciding registers, as cpuid(leaf, subleaf) gives them. xcr0 is 0 where the operating system does not save
@@ -29,6 +29,8 @@ struct IsaError : std::runtime_error {
 };
 
 Features decode_cpuid(const CpuidWords &words);
+// The same for 64-bit ARM under Linux: AT_HWCAP and AT_HWCAP2 of getauxval.
+Features decode_hwcap(uint64_t hwcap, uint64_t hwcap2);
 
 // Of this machine. cpu_name is empty where the processor does not tell.
 const Features &cpu_features();

@@ -1,6 +1,7 @@
 """What this CPU can do, and which instruction set the engine uses on it.
 
-Asks the C++ engine (native/include/anyprec/cpu.h), which reads cpuid and the environment variable ANYPREC_ISA.
+Asks the C++ engine (native/include/anyprec/cpu.h), which reads cpuid, or on ARM asks the operating system, and the
+environment variable ANYPREC_ISA.
 Called by `anyprec info`, benchmarks and tests.
 """
 
