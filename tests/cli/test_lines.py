@@ -38,6 +38,8 @@ RIGHT = {
     "inspect": ["net.apm"],
     "run": ["net.apm", "x.npy"],
     "export": ["missing.apm", "--out", "x.onnx"],
+    "search": ["missing.apm", "missing"],
+    "cascade": ["missing.apm", "missing"],
     "bench": ["missing.apm"],
     "serve": ["missing.apm", "--port", "0"],
     "loadtest": ["http://127.0.0.1:9", "--seconds", "0.1"],

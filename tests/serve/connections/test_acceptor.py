@@ -167,6 +167,55 @@ def test_what_is_seen_of_a_connection(listener, dial, raw, close, probe, given_u
         assert is_abandoned(taken) == (given_up and sys.platform == "linux")
 
 
+def test_who_is_silent_is_held_while_no_slot_is_free(listener, dial, monkeypatch):
+    """And served as soon as it sends something, or after a while."""
+    monkeypatch.setattr(module, "HOLD_S", 0.3)
+    silent, speaks = dial(), dial()
+    order, times, transports = [], {}, []
+
+    class Noted(asyncio.Protocol):
+        def connection_made(self, transport):
+            transports.append(transport)
+            port = transport.get_extra_info("peername")[1]
+            order.append(port)
+            times[port] = time.monotonic() - start
+
+    async def main():
+        found = Acceptor(listener, Noted, 512, has_room=lambda host: False)
+        await asyncio.sleep(0.05)
+        assert order == [] and found.pending and len(found.held) == 2
+        speaks.sendall(OTHER)
+        while len(order) < 2:
+            await asyncio.sleep(0.01)
+        found.close()
+        for transport in transports:
+            transport.close()
+
+    start = time.monotonic()
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert order == [port_of(speaks), port_of(silent)] and times[port_of(silent)] >= 0.3
+
+
+def test_a_limited_number_is_held(listener, dial, monkeypatch):
+    monkeypatch.setattr(module, "HELD", 3)
+    clients = [dial() for _ in range(8)]
+    kind = type("Kind", (ServedModel,), {"order": [], "received": {}, "transports": []})
+
+    async def main():
+        found = Acceptor(listener, kind, 512, has_room=lambda host: False)
+        while len(kind.order) < 5:
+            await asyncio.sleep(0.01)
+        assert len(found.held) == 3
+        found.close()  # the others are served
+        while len(kind.order) < 8:
+            await asyncio.sleep(0.01)
+        for transport in kind.transports:
+            transport.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert set(kind.order) == {port_of(client) for client in clients}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a packet filter of Linux")
 def test_nobody_is_connected_once_the_listener_keeps_out(listener, dial):
     """A connection made just before the listener is closed would be reset, with a request on its way."""

@@ -30,6 +30,11 @@ WAITING = 1024  # accepted but not served yet; the rest wait in the kernel
 CALM = 8  # when this few wait, all are served
 PAUSE_S = 0.1  # after running out of file descriptors
 LATE_S = 0.01  # between two looks at the listener while a turn lasts
+# Where no slot is free, a connection that has sent nothing yet would soon lose the one it is given: it may be a probe
+# whose process waits for a core. It is held here first, without a slot, until it sends something.
+HOLD_S = 0.25  # at the longest
+HELD = 256  # at most; then the oldest is opened
+LOOK_S = 0.005  # between two looks at those that are held
 CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
 HEAD_BYTES = 4096
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
@@ -39,6 +44,7 @@ class Acceptor:
     """Takes connections until it is closed, and the listener with it.
 
     `per_address`: slots that one address has in the connection table. `answer`: answers health probes (probes.py).
+    `has_room`: whether an address would get a slot that no other connection has.
     """
 
     def __init__(
@@ -47,24 +53,27 @@ class Acceptor:
         connect: Callable[[], asyncio.Protocol],
         per_address: int,
         answer: Callable[[str, str], bytes | None] = no_answer,
+        has_room: Callable[[str], bool] = lambda host: True,
     ) -> None:
-        self.listener, self.connect, self.answer = listener, connect, answer
+        self.listener, self.connect, self.answer, self.has_room = listener, connect, answer, has_room
         self.loop = asyncio.get_running_loop()
         # Nothing has been read from a new batch, so one as large as the table would push out its own connections.
         self.batch = max(1, min(BATCH, per_address // 8))
         self.silent: list[socket.socket] = []  # had sent nothing when taken; looked at again in the next turn
+        self.held: deque[tuple[float, socket.socket]] = deque()  # still silent, and no slot is free; with their end
         self.waiting: deque[socket.socket] = deque()
         self.opening: set[asyncio.Task[Any]] = set()  # referenced so that they are not garbage-collected
         self.closed = False
         self._serving = False  # the next turn goes on with those that wait
         self._looked = time.monotonic()
         self._late = False  # the last look was over LATE_S ago
+        self._looks = False  # a look at those that are held is planned
         self._listen()
 
     @property
     def pending(self) -> bool:
         """Whether accepted connections still wait for their protocol."""
-        return bool(self.silent or self.waiting or self.opening)
+        return bool(self.silent or self.held or self.waiting or self.opening)
 
     def close(self) -> None:
         """Accept no more; connections that wait, here and in the kernel, are still served."""
@@ -90,7 +99,8 @@ class Acceptor:
     def _take(self, most: int | None = None) -> bool:
         """Take up to `most` connections from the kernel; False: it has no more."""
         more, opened, had_silent = True, 0, bool(self.silent)
-        for _ in range(min(TAKEN, WAITING - len(self.waiting) - len(self.silent)) if most is None else most):
+        room = WAITING - len(self.waiting) - len(self.silent) - len(self.held)
+        for _ in range(min(TAKEN, room) if most is None else most):
             try:
                 taken, _ = self.listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -118,11 +128,31 @@ class Acceptor:
 
     def _look_again(self) -> None:
         """At those that had sent nothing: a probe has by now, as a rule."""
-        silent, self.silent, opened = self.silent, [], 0
-        for taken in silent:
-            opened += self._place(taken, peek(taken), opened)
+        now, opened = time.monotonic(), 0
+        silent, self.silent = [(now + HOLD_S, taken) for taken in self.silent], []
+        found = [*self.held, *silent]
+        self.held.clear()
+        for number, (end, taken) in enumerate(found):
+            head = peek(taken)
+            if head == b"" and now < end and len(found) - number <= HELD and not self._has_room(taken):
+                self.held.append((end, taken))
+            else:
+                opened += self._place(taken, head, opened)
+        if self.held and not self._looks:
+            self._looks = True
+            self.loop.call_later(LOOK_S, self._look_on)
         if not self._serving:
             self._serve()
+
+    def _look_on(self) -> None:
+        self._looks = False
+        self._look_again()
+
+    def _has_room(self, taken: socket.socket) -> bool:
+        try:
+            return self.closed or self.has_room(str(taken.getpeername()[0]))
+        except OSError:  # gone
+            return True
 
     def _place(self, taken: socket.socket, head: bytes | None, opened: int) -> bool:
         """Answer it, or open it now, which is True, or let it wait. `opened`: so many were, in this turn."""

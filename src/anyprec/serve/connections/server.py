@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
                 server = TlsAcceptor(listener, tls, self.table, connect)
             else:
                 try:
-                    server = Acceptor(listener, connect, self.table.per_address, self.answer_probe)
+                    server = Acceptor(listener, connect, self.table.per_address, self.answer_probe, self.table.has_room)
                 except NotImplementedError:  # Windows
                     server = await loop.create_server(connect, sock=listener, backlog=BACKLOG)
             self.servers.append(server)

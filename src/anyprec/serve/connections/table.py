@@ -63,6 +63,12 @@ class ConnectionTable:
         self.by_address.setdefault(new.address, OrderedDict())[new] = None
         return True
 
+    def has_room(self, host: str) -> bool:
+        """Whether a connection from there would get a slot, and nobody lose one."""
+        same = self.by_address.get(address_group(host))
+        limited = same is not None and len(same) >= self.per_address and not self.is_trusted(host)
+        return not limited and len(self.admitted) < self.most
+
     def remove(self, one: TrackedConnection) -> None:
         """It is closed, or about to be."""
         self.idle.pop(one, None)
