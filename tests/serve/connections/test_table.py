@@ -137,3 +137,15 @@ def test_addresses_are_counted_by_subscriber(host, group):
 def test_clients_of_a_proxy(given, client):
     headers = [(b"x-forwarded-for", value) for value in given]
     assert named_by_proxy(headers, (network_of("10.0.0.0/8"),)) == client
+
+
+def test_there_is_room_while_half_of_the_slots_are_free():
+    table = ConnectionTable(8, 4)
+    assert table.has_room("127.0.0.1")
+    for number in range(2):
+        table.admit(Fake(address="127.0.0.1"))
+        assert table.has_room("127.0.0.1") == (number == 0)
+    assert table.has_room("127.0.0.2")
+    for _ in range(2):
+        table.admit(Fake(address="127.0.0.3"))
+    assert not table.has_room("127.0.0.2")

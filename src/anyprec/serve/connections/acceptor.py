@@ -30,11 +30,11 @@ WAITING = 1024  # accepted but not served yet; the rest wait in the kernel
 CALM = 8  # when this few wait, all are served
 PAUSE_S = 0.1  # after running out of file descriptors
 LATE_S = 0.01  # between two looks at the listener while a turn lasts
-# Where no slot is free, a connection that has sent nothing yet would soon lose the one it is given: it may be a probe
-# whose process waits for a core. It is held here first, without a slot, until it sends something.
+# Where few slots are free, a connection that has sent nothing yet would soon lose the one it is given: it may be a
+# probe whose process waits for a core. It is held here first, without a slot, until it sends something.
 HOLD_S = 0.25  # at the longest
-HELD = 256  # at most; then the oldest is opened
-LOOK_S = 0.005  # between two looks at those that are held
+HELD = 1024  # at most; then the oldest is opened
+LOOK_S = 0.005  # between two looks at those that are held, for every 256 of them: a look takes 2 us each
 CLOSED_STATES = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of Linux, the first byte of struct tcp_info
 HEAD_BYTES = 4096
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06  # of Linux
@@ -44,7 +44,7 @@ class Acceptor:
     """Takes connections until it is closed, and the listener with it.
 
     `per_address`: slots that one address has in the connection table. `answer`: answers health probes (probes.py).
-    `has_room`: whether an address would get a slot that no other connection has.
+    `has_room`: whether an address would keep a slot for a while.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Acceptor:
         # Nothing has been read from a new batch, so one as large as the table would push out its own connections.
         self.batch = max(1, min(BATCH, per_address // 8))
         self.silent: list[socket.socket] = []  # had sent nothing when taken; looked at again in the next turn
-        self.held: deque[tuple[float, socket.socket]] = deque()  # still silent, and no slot is free; with their end
+        self.held: deque[tuple[float, socket.socket]] = deque()  # still silent, and few slots are free; with their end
         self.waiting: deque[socket.socket] = deque()
         self.opening: set[asyncio.Task[Any]] = set()  # referenced so that they are not garbage-collected
         self.closed = False
@@ -99,7 +99,7 @@ class Acceptor:
     def _take(self, most: int | None = None) -> bool:
         """Take up to `most` connections from the kernel; False: it has no more."""
         more, opened, had_silent = True, 0, bool(self.silent)
-        room = WAITING - len(self.waiting) - len(self.silent) - len(self.held)
+        room = WAITING - len(self.waiting) - len(self.silent)
         for _ in range(min(TAKEN, room) if most is None else most):
             try:
                 taken, _ = self.listener.accept()
@@ -140,7 +140,7 @@ class Acceptor:
                 opened += self._place(taken, head, opened)
         if self.held and not self._looks:
             self._looks = True
-            self.loop.call_later(LOOK_S, self._look_on)
+            self.loop.call_later(LOOK_S * (1 + len(self.held) // 256), self._look_on)
         if not self._serving:
             self._serve()
 

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from anyprec.errors import ServeError
 from anyprec.files import raise_file_limit
-from anyprec.serve.connections.acceptor import WAITING, Acceptor
+from anyprec.serve.connections.acceptor import HELD, WAITING, Acceptor
 from anyprec.serve.connections.connection import Connection, ConnectionLimits
 from anyprec.serve.connections.handshake import TlsAcceptor
 from anyprec.serve.connections.table import ConnectionTable, Network
@@ -329,7 +329,7 @@ def address_of(listener: socket.socket, tls: bool) -> str:
 
 def run(server: Server, *listeners: socket.socket) -> int:
     """Serve until a signal; 0 if every accepted request was answered."""
-    raise_file_limit(server.kind.limits.connections + WAITING)
+    raise_file_limit(server.kind.limits.connections + WAITING + HELD)
     sys.setswitchinterval(SWITCH_S)
     # What is loaded by now stays for good: looking through it again and again would stop the loop for 10 ms each time.
     gc.collect()

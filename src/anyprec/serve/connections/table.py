@@ -64,10 +64,10 @@ class ConnectionTable:
         return True
 
     def has_room(self, host: str) -> bool:
-        """Whether a connection from there would get a slot, and nobody lose one."""
-        same = self.by_address.get(address_group(host))
-        limited = same is not None and len(same) >= self.per_address and not self.is_trusted(host)
-        return not limited and len(self.admitted) < self.most
+        """Whether half of the slots are free, its address's too: a rush would not take its slot again at once."""
+        same = self.by_address.get(address_group(host), ())
+        crowded = 2 * len(same) >= self.per_address and not self.is_trusted(host)
+        return not crowded and 2 * len(self.admitted) < self.most
 
     def remove(self, one: TrackedConnection) -> None:
         """It is closed, or about to be."""
