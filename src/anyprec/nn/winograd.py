@@ -1,9 +1,8 @@
 """3 x 3 convolutions of training by Winograd F(4x4, 3x3): input and weight in, output out, with gradients.
 
 A tile of 4 x 4 outputs takes 36 products a pair of channels instead of 144. Torch has no such convolution for training
-on CPUs; with AVX2 this one makes a joint step of the CIFAR-10 VGG about a third shorter (bench/train_step.py). In
-float32: the sums differ from torch's by rounding. Used by AnyConv2d in training mode, after `use_winograd` (recipes:
-`winograd = true`).
+on CPUs; `bench/train_step.py --net vgg-speed` times a step with and without it. In float32: the sums differ from
+torch's by rounding. Used by AnyConv2d in training mode, after `use_winograd` (recipes: `winograd = true`).
 
     tile: 6 x 6 inputs -> B -> 36 values; kernel: 3 x 3 -> G -> 36; 36 matrix products; A -> 4 x 4 outputs
 
