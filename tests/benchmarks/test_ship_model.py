@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 import ship_model
+import torch
 
 import anyprec
 from anyprec.data import load_data
