@@ -1,7 +1,7 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
 #   make demo    train on the embedded digits, pack, run natively at every width; then what bits buy on this CPU
-#   make test    the tests; `make slow` the long ones
+#   make test    the tests; `make slow` the long ones; `make extras-test` those that need optional packages
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
 #   make arm-test   the engine for 64-bit ARM, cross-compiled and emulated, against the oracle
@@ -26,7 +26,7 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize arm-test fuzz clean
+.PHONY: setup demo test slow extras-test check format docs coverage networks bench native-test sanitize arm-test fuzz clean
 
 setup: $(READY)
 
@@ -52,11 +52,26 @@ demo: $(READY)
 	$(BIN)/anyprec info
 	$(BIN)/anyprec bench cifar10-vgg --bits 1,2,4,8 --rivals none --rounds 15
 
+# The list at the end names what was skipped, and why.
 test: $(READY)
-	$(PYTEST)
+	$(PYTEST) -rs
 
 slow: $(READY)
 	ANYPREC_TEST_LIMIT=14400 $(PYTEST) -m slow -o faulthandler_timeout=3600
+
+# Optional packages, and the tests that `make test` skips without them: every file that asks for one of them. With a
+# browser (chromium, chromium-driver) and nginx installed, the tests of the server's page and proxy run, too.
+EXTRAS := onnx|onnxruntime|openvino|timm|safetensors|sklearn|kubernetes_validate|selenium
+EXTRAS_TESTS = $(shell grep -rlE 'importorskip\("($(EXTRAS))|has_ray|\.missing|NGINX' tests --include='test_*.py')
+
+$(VENV)/.extras: pyproject.toml constraints.txt | $(READY) $(VENV)/.networks
+	$(PIP) --no-build-isolation -e '.[train,dev,bench,ray]'
+	$(PIP) scikit-learn kubernetes-validate safetensors
+	touch $@
+
+extras-test: $(READY) $(VENV)/.extras
+	$(PYTEST) -rs $(EXTRAS_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --color=no -m slow -rs tests/test_ray.py tests/serve/ray
 
 check: $(READY)
 	$(BIN)/ruff check
