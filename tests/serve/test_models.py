@@ -46,7 +46,7 @@ def test_names():
 
 
 def test_signature_and_metadata(path):
-    model, signature, _ = open_model(str(path), SETTINGS)
+    model, levels, signature, _ = open_model(str(path), SETTINGS)
     assert signature.input.shape == (-1, 3, 8, 8) and signature.outputs[0].record() == {
         "name": "head",
         "datatype": "FP32",

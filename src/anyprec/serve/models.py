@@ -28,7 +28,7 @@ from anyprec.serve.connections.cores import pin_thread
 from anyprec.serve.http.protocol import ModelSignature, TensorMetadata
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.scheduling.answer import Deliver, call_each
-from anyprec.serve.scheduling.engine import measure_latency
+from anyprec.serve.scheduling.engine import ServedLevels, measure_latency, served_levels
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Scheduler
 
@@ -46,6 +46,7 @@ class Settings:
     slo_s: float = 0.05
     policy: str = "adaptive"
     bits: int | str | None = None  # with the policy "fixed"
+    levels: tuple[str, ...] | None = None  # widths, plans and "auto" to serve; None: all of the file
     layout: str = "NCHW"
     threads: int = 1  # per call
     engine_threads: int = 1
@@ -63,7 +64,7 @@ class LoadedModel:
     model: PackedModel
     scheduler: Scheduler
     signature: ModelSignature
-    accuracies: Mapping[str, float | None]
+    accuracies: Mapping[str, float | None]  # of all levels served, in percent
     stamp: Stamp
     since: float  # Unix time
 
@@ -76,10 +77,10 @@ class LoadedModel:
         return self.model.output_shapes(len(x), height, width)
 
 
-MakeScheduler = Callable[[PackedModel, Settings, Deliver], Scheduler]
+MakeScheduler = Callable[[PackedModel, ServedLevels, Settings, Deliver], Scheduler]
 
 
-def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> Scheduler:
+def make_scheduler(model: PackedModel, levels: ServedLevels, settings: Settings, deliver: Deliver) -> Scheduler:
     """Measure the latency table, for at most about warm_up_s seconds, and start the scheduler."""
     with Progress(f"measure {model.name}", unit="cell") as progress:
         table = measure_latency(
@@ -89,6 +90,7 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
             threads=settings.threads,
             seconds=settings.warm_up_s,
             progress=progress,
+            levels=levels,
         )
     scheduler = Scheduler(
         model,
@@ -100,6 +102,7 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
         engine_threads=settings.engine_threads,
         threads_per_call=settings.threads,
         cores=settings.cores,
+        levels=levels,
         deliver=deliver,
     )
     scheduler.start()
@@ -165,8 +168,8 @@ class ModelRepository:
             stamp = None
             try:
                 stamp = stamp_of(served.path)
-                model, signature, stamp = open_model(served.path, self.settings)
-                self._take_over(served, before, model, signature, stamp)
+                model, levels, signature, stamp = open_model(served.path, self.settings)
+                self._take_over(served, before, model, levels, signature, stamp)
             except AnyprecError:
                 served.refused = stamp
                 self.on_load(served.name, False)
@@ -182,19 +185,19 @@ class ModelRepository:
         served: ServedModel,
         before: LoadedModel | None,
         model: PackedModel,
+        levels: ServedLevels,
         signature: ModelSignature,
         stamp: Stamp,
     ) -> None:
-        accuracies = {name: model.accuracy(name) for name in model.profiles}
         if before is not None and before.signature == signature:
-            before.scheduler.replace_model(model)  # queued requests are answered by the new file
+            before.scheduler.replace_model(model, levels=levels)  # queued requests are answered by the new file
             scheduler = before.scheduler
         else:
             # Queued requests may have another shape, or name a width the new file lacks: the old file answers them.
-            scheduler = self.make(model, self.settings, self.deliver)
+            scheduler = self.make(model, levels, self.settings, self.deliver)
             if before is not None:
                 carry_policy(before.scheduler, scheduler)
-        served.now = LoadedModel(model, scheduler, signature, accuracies, stamp, time.time())
+        served.now = LoadedModel(model, scheduler, signature, levels.accuracies, stamp, time.time())
         if before is not None and scheduler is not before.scheduler:
             self._drain_aside(before.scheduler)
 
@@ -273,7 +276,7 @@ def carry_policy(old: Scheduler, new: Scheduler) -> None:
         new.set_policy(*old.policy)
 
 
-def open_model(path: str, settings: Settings) -> tuple[PackedModel, ModelSignature, Stamp]:
+def open_model(path: str, settings: Settings) -> tuple[PackedModel, ServedLevels, ModelSignature, Stamp]:
     """Read the file twice, by the format and by the engine; both must have seen the same version."""
     for _ in range(5):
         stamp = stamp_of(path)
@@ -294,7 +297,8 @@ def open_model(path: str, settings: Settings) -> tuple[PackedModel, ModelSignatu
                     "the model file does not say how its training prepared pictures: /classify may answer wrongly",
                     path=path, pack_again="anyprec pack, or image=anyprec.Preprocessing(...)",
                 )  # fmt: skip
-            return model, signature_of(model, shapes, settings), stamp
+            levels = served_levels(model, settings.levels, settings.threads)
+            return model, levels, signature_of(model, levels, shapes, settings), stamp
     raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
 
 
@@ -307,7 +311,9 @@ def stamp_of(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> ModelSignature:
+def signature_of(
+    model: PackedModel, levels: ServedLevels, outputs: Mapping[str, Sequence[int | None]], settings: Settings
+) -> ModelSignature:
     height, width, channels = model.input_shape
     if height == width == 1:
         shape: tuple[int, ...] = (-1, channels)
@@ -321,7 +327,7 @@ def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]]
             for name, (h, w, c) in outputs.items()
         ),
         labels=model.labels,
-        profiles=model.profiles,
+        levels=levels.names,
         layout=settings.layout,
         max_batch=settings.limits.max_batch,
         max_pixels=settings.max_pixels,
@@ -371,8 +377,8 @@ def metadata(name: str, loaded: LoadedModel, settings: Settings) -> dict[str, An
         "parameters": {
             "layout": signature.layout,
             "datatypes": list(signature.datatypes),
-            "widths": list(loaded.model.widths),
-            "profiles": list(signature.profiles),
+            "widths": [int(name) for name in signature.levels if name.isdigit()],
+            "levels": list(signature.levels),
             "accuracy": dict(loaded.accuracies),
             "image_size": None if signature.image_size is None else list(signature.image_size),
             "preprocessing": None if signature.preprocessing is None else signature.preprocessing.to_dict(),

@@ -182,7 +182,7 @@ def test_a_grid_has_every_cell_and_knows_who_is_beaten():
     assert [(c.cv2, c.load) for c in cells[::3]] == [(1, 0.5), (1, 1), (4, 0.5), (4, 1)]
     assert [c.policy for c in cells[:3]] == policies
     worse = replace(cells[0].result, latency=np.full_like(cells[0].result.latency, np.inf))
-    worse.level = np.full_like(worse.level, worse.profiles.index("1"))
+    worse.level = np.full_like(worse.level, worse.levels.index("1"))
     assert len(dominated_cells([replace(cells[0], result=worse), *cells[1:3]])) == 1
     assert {"load", "cv2", "attainment", "p99_ms", "bits_histogram"} <= set(cells[0].record())
 

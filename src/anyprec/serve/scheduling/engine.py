@@ -1,18 +1,24 @@
-"""ServableModel: what a scheduler needs of a model; measuring its latency table; checking inputs against it.
+"""ServableModel: what a scheduler needs of a model; its levels and their latency table; checking inputs against it.
 
 PackedModel (anyprec.run.model) has this interface, and so have the fakes of the tests. Used by scheduler.py.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from anyprec.errors import InputError
+from anyprec.cascade.cascade import Cascade
+from anyprec.errors import InputError, ServeError
 from anyprec.progress import Progress
-from anyprec.run.model import CancelToken, all_finite
-from anyprec.serve.scheduling.latency import LatencyTable, measure
+from anyprec.run.model import AUTO, CancelToken, all_finite
+from anyprec.serve.scheduling.latency import GoesOn, LatencyTable, measure
+
+log = logging.getLogger("anyprec.serve")
 
 MEASURED = 2.0  # batches that take longer than this many SLOs are not timed
 
@@ -34,6 +40,17 @@ class ServableModel(Protocol):
     @property
     def takes_uint8(self) -> bool: ...
 
+    @property
+    def has_cascade(self) -> bool: ...
+
+    @property
+    def cascade(self) -> Cascade: ...
+
+    @property
+    def last_stages(self) -> tuple[int | str, ...] | None: ...
+
+    def cascade_pays(self, x: np.ndarray, *, threads: int | None = None) -> bool: ...
+
     def accuracy(self, bits: int | str | None = None) -> float | None: ...
 
     def __call__(
@@ -43,7 +60,58 @@ class ServableModel(Protocol):
         *,
         threads: int | None = None,
         cancel: CancelToken | None = None,
+        threshold: float | None = None,
     ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ServedLevels:
+    """The levels that a model is served at: widths, plans (mixed profiles), and its cascade, by name."""
+
+    accuracies: dict[str, float | None]  # percent; None where the file does not say
+    cascades: dict[str, GoesOn]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.accuracies)
+
+    @property
+    def timed(self) -> tuple[str, ...]:
+        """Those that need a row of the latency table: the first stage of a cascade does, served or not."""
+        return tuple(dict.fromkeys([*self.names, *(way.first for way in self.cascades.values())]))
+
+
+def served_levels(
+    model: ServableModel, wanted: Sequence[str] | None = None, threads: int = 1, size: tuple[int, int] | None = None
+) -> ServedLevels:
+    """Those of `wanted`, or all. A cascade that saves no time on this machine is left out, unless it is wanted.
+
+    Raises ServeError for a name that the file does not have, CascadeError for a cascade that makes no sense.
+    """
+    names = list(model.profiles)
+    cascades = {}
+    if model.has_cascade:
+        stages = model.cascade.stages
+        if wanted is None and not model.cascade_pays(example(model, size), threads=threads):
+            log.info("the cascade is left out: fewer bits save no time on this machine")
+        else:
+            names.append(AUTO)
+            cascades[AUTO] = GoesOn(stages[0].profile, stages[1].share)
+    for name in wanted or ():
+        if name not in names:
+            raise ServeError(f"level {name!r} is not in this model, which has {', '.join(names)}")
+    chosen = names if wanted is None else list(dict.fromkeys(wanted))
+    known = {name: cascade_accuracy(model) if name in cascades else model.accuracy(name) for name in chosen}
+    return ServedLevels(known, {name: way for name, way in cascades.items() if name in chosen})
+
+
+def cascade_accuracy(model: ServableModel) -> float | None:
+    """As measured, or at least: each answer that differs from the last stage's costs one right one at most."""
+    cascade = model.cascade
+    last = model.accuracy(cascade.last)
+    if cascade.accuracy is not None or last is None or cascade.agreement is None:
+        return cascade.accuracy
+    return max(0.0, last - (100.0 - cascade.agreement))
 
 
 def measure_latency(
@@ -55,22 +123,25 @@ def measure_latency(
     size: tuple[int, int] | None = None,
     seconds: float = 3.0,
     progress: Progress | None = None,
+    levels: ServedLevels | None = None,
 ) -> LatencyTable:
     """Measure a model's latency table, for about `seconds`; this prepares the engine's weights as well."""
     image = example(model, size)
+    levels = levels or served_levels(model, threads=threads, size=size)
 
-    def run(profile: str, batch: int) -> None:
-        model(np.repeat(image, batch, axis=0), bits_of(profile), threads=threads)
+    def run(name: str, batch: int) -> None:
+        run_whole(model, np.repeat(image, batch, axis=0), name, name in levels.cascades, threads)
 
-    return measure(run, model.profiles, max_batch, MEASURED * slo, seconds, progress)
-
-
-def bits_of(profile: str) -> int | str:
-    return int(profile) if profile.isdigit() else profile
+    return measure(run, levels.timed, max_batch, MEASURED * slo, seconds, progress, cascades=levels.cascades)
 
 
-def accuracies(model: ServableModel) -> dict[str, float | None]:
-    return {profile: model.accuracy(profile) for profile in model.profiles}
+def run_whole(model: ServableModel, x: np.ndarray, name: str, cascade: bool, threads: int) -> None:
+    """Run a level for its time; of a cascade, with all images going on."""
+    bits: int | str = int(name) if name.isdigit() else name
+    if cascade:
+        model(x, bits, threads=threads, threshold=1.0)
+    else:
+        model(x, bits, threads=threads)
 
 
 def example(model: ServableModel, size: tuple[int, int] | None) -> np.ndarray:
