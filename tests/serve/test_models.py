@@ -52,11 +52,11 @@ def test_signature_and_metadata(path):
         "datatype": "FP32",
         "shape": [-1, 4],
     }
-    _, nhwc, _ = open_model(str(path), Settings(layout="NHWC"))
+    _, _, nhwc, _ = open_model(str(path), Settings(layout="NHWC"))
     assert nhwc.input.shape == (-1, 8, 8, 3)
-    _, free, _ = open_model(str(save(path.with_name("free.apm"), size=(None, None))), SETTINGS)
+    _, _, free, _ = open_model(str(save(path.with_name("free.apm"), size=(None, None))), SETTINGS)
     assert free.input.shape == (-1, 3, -1, -1) and free.image_size is None
-    assert model.widths == (1, 2, 4, 8)
+    assert model.widths == (1, 2, 4, 8) and levels.names == signature.levels == ("1", "2", "4", "8")
 
 
 def test_a_replaced_file_answers_next(models, path):
