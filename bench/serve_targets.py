@@ -36,6 +36,7 @@ KEPT = (
 class Targets(serve.Bench):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
+        self.options.append("--local-control")
         self.scale = replace(self.scale, slice_s=SLICE_S, rounds=args.rounds or ROUNDS, capacity_s=args.capacity)
         self.cells = [tuple(map(float, cell.split("@"))) for cell in args.cells.split(",")]
         self.policies = tuple(args.policies.split(","))
@@ -59,7 +60,7 @@ class Targets(serve.Bench):
                 found[name] = np.concatenate([self.packed(part, bits=name) for part in parts]).argmax(1)
             np.savez(path, **found)
         with np.load(path) as kept:
-            return {name: kept[name] for name in KEPT}
+            return {name: kept[name] for name in kept}
 
     def grid(self) -> None:
         with Progress("cells", total=self.scale.rounds * len(self.cells) * len(self.policies), unit="slice") as bar:

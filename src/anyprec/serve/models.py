@@ -23,7 +23,7 @@ from anyprec.errors import AnyprecError, ServeError, TruncatedFile
 from anyprec.format import INPUT, ModelFile
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
-from anyprec.run.model import PackedModel, load
+from anyprec.run.model import AUTO, PackedModel, load
 from anyprec.serve.connections.cores import pin_thread
 from anyprec.serve.http.protocol import ModelSignature, TensorMetadata
 from anyprec.serve.monitoring.logs import log
@@ -67,6 +67,7 @@ class LoadedModel:
     accuracies: Mapping[str, float | None]  # of all levels served, in percent
     stamp: Stamp
     since: float  # Unix time
+    layers: LayerBits
 
     def output_shapes(self, x: np.ndarray) -> list[tuple[int, ...]]:
         """Shapes of all outputs for this input, known before it runs."""
@@ -75,6 +76,26 @@ class LoadedModel:
             return [(len(x), *shape) for shape in declared]
         height, width = x.shape[2:] if self.signature.layout == "NCHW" else x.shape[1:3]
         return self.model.output_shapes(len(x), height, width)
+
+
+@dataclass(frozen=True)
+class LayerBits:
+    """Weight bits of every layer that has some, at each level; of a cascade those of each stage."""
+
+    names: tuple[str, ...]
+    bits: Mapping[str, tuple[tuple[int, ...], ...]]  # level -> stage -> layer
+
+
+def layer_bits(file: ModelFile, model: PackedModel) -> LayerBits:
+    """In the order of the graph. Layers of fixed bits are not among them."""
+    used = [op.get("weight") for op in file.graph_json["ops"]]
+    names = tuple(dict.fromkeys(name for name in used if name in file.quantized and name not in file.fixed))
+    bits: dict[str, tuple[tuple[int, ...], ...]] = {
+        p.name: (tuple(p.weight_bits(name) for name in names),) for p in file.profiles
+    }
+    if model.has_cascade:
+        bits[AUTO] = tuple(bits[stage.profile][0] for stage in model.cascade.stages)
+    return LayerBits(names, bits)
 
 
 MakeScheduler = Callable[[PackedModel, ServedLevels, Settings, Deliver], Scheduler]
@@ -168,8 +189,9 @@ class ModelRepository:
             stamp = None
             try:
                 stamp = stamp_of(served.path)
-                model, levels, signature, stamp = open_model(served.path, self.settings)
-                self._take_over(served, before, model, levels, signature, stamp)
+                opened = open_model(served.path, self.settings)
+                stamp = opened.stamp
+                self._take_over(served, before, opened)
             except AnyprecError:
                 served.refused = stamp
                 self.on_load(served.name, False)
@@ -180,15 +202,8 @@ class ModelRepository:
             served.refused = served.seen = None
             self.on_load(served.name, True)
 
-    def _take_over(
-        self,
-        served: ServedModel,
-        before: LoadedModel | None,
-        model: PackedModel,
-        levels: ServedLevels,
-        signature: ModelSignature,
-        stamp: Stamp,
-    ) -> None:
+    def _take_over(self, served: ServedModel, before: LoadedModel | None, opened: OpenedModel) -> None:
+        model, levels, signature = opened.model, opened.levels, opened.signature
         if before is not None and before.signature == signature:
             before.scheduler.replace_model(model, levels=levels)  # queued requests are answered by the new file
             scheduler = before.scheduler
@@ -197,7 +212,9 @@ class ModelRepository:
             scheduler = self.make(model, levels, self.settings, self.deliver)
             if before is not None:
                 carry_policy(before.scheduler, scheduler)
-        served.now = LoadedModel(model, scheduler, signature, levels.accuracies, stamp, time.time())
+        served.now = LoadedModel(
+            model, scheduler, signature, levels.accuracies, opened.stamp, time.time(), opened.layers
+        )
         if before is not None and scheduler is not before.scheduler:
             self._drain_aside(before.scheduler)
 
@@ -276,7 +293,16 @@ def carry_policy(old: Scheduler, new: Scheduler) -> None:
         new.set_policy(*old.policy)
 
 
-def open_model(path: str, settings: Settings) -> tuple[PackedModel, ServedLevels, ModelSignature, Stamp]:
+@dataclass(frozen=True)
+class OpenedModel:
+    model: PackedModel
+    levels: ServedLevels
+    signature: ModelSignature
+    stamp: Stamp
+    layers: LayerBits
+
+
+def open_model(path: str, settings: Settings) -> OpenedModel:
     """Read the file twice, by the format and by the engine; both must have seen the same version."""
     for _ in range(5):
         stamp = stamp_of(path)
@@ -284,13 +310,14 @@ def open_model(path: str, settings: Settings) -> tuple[PackedModel, ServedLevels
             if file.size != file.total:
                 raise TruncatedFile(f"{path} has {file.size:,} of its {file.total:,} bytes; fetch it again")
             shapes = {name: tuple(file.checked.values[name]) for name in file.graph_json["outputs"]}
-        model = load(
-            path,
-            threads=settings.threads,
-            layout=settings.layout,
-            memory_budget=settings.memory_budget,
-            verify=True,
-        )
+            model = load(
+                path,
+                threads=settings.threads,
+                layout=settings.layout,
+                memory_budget=settings.memory_budget,
+                verify=True,
+            )
+            layers = layer_bits(file, model)
         if stamp_of(path) == stamp:
             if model.takes_uint8 and model.preprocessing is None:
                 log.warning(
@@ -298,7 +325,7 @@ def open_model(path: str, settings: Settings) -> tuple[PackedModel, ServedLevels
                     path=path, pack_again="anyprec pack, or image=anyprec.Preprocessing(...)",
                 )  # fmt: skip
             levels = served_levels(model, settings.levels, settings.threads)
-            return model, levels, signature_of(model, levels, shapes, settings), stamp
+            return OpenedModel(model, levels, signature_of(model, levels, shapes, settings), stamp, layers)
     raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
 
 

@@ -139,7 +139,7 @@ def test_an_image_can_be_dragged_for_a_while_and_dropped(browser, server):
     )
     state = browser.execute_script("return last.time")
     wait(browser, lambda: browser.execute_script("return last.time") >= state + 2)  # drawn anew meanwhile
-    assert browser.find_element(By.ID, "drop").text.startswith("One image, every width")
+    assert browser.find_element(By.ID, "drop").text.startswith("One image, every level")
     browser.execute_script(
         "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: window.moved, bubbles: true}))"
     )

@@ -333,16 +333,17 @@ class SchedulerCore:
         return found
 
     def front(self) -> list[dict[str, Any]]:
-        """For JSON: the levels that policies choose among, least accurate first; milliseconds are of one image."""
-        return [
-            {
-                "name": level.name,
-                "accuracy": level.accuracy,
-                "ms": round(1e3 * self.table.typical(level.name, 1), 4),
-                "share": self.table.share(level.name),
-            }
-            for level in self.levels
-        ]
+        """For JSON: the levels that policies choose among, least accurate first."""
+        return [self.level_record(level) for level in self.levels]
+
+    def level_record(self, level: Level) -> dict[str, Any]:
+        """Milliseconds are of one image; `share` is that of a cascade's inputs that goes on."""
+        return {
+            "name": level.name,
+            "accuracy": None if math.isnan(level.accuracy) else level.accuracy,
+            "ms": round(1e3 * self.table.typical(level.name, 1), 4),
+            "share": self.table.share(level.name),
+        }
 
     def take_rejected(self) -> list[Rejection]:
         rejected, self.rejected = self.rejected, []

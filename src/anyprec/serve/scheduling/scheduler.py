@@ -391,6 +391,16 @@ class Scheduler:
         with self._lock:
             return Precision(self._stats.last, self._stats.changes, dict(self._stats.batches))
 
+    @property
+    def levels(self) -> list[dict[str, Any]]:
+        """For JSON: all levels served, and whether policies choose among them, being on the Pareto front."""
+        with self._lock:
+            core = self._core
+            return [
+                core.level_record(core.all_levels[name]) | {"front": core.all_levels[name] in core.levels}
+                for name in core.names
+            ]
+
     def set_policy(self, policy: str, bits: int | str | None = None) -> None:
         """From the next batch on: "adaptive", "accuracy", or "fixed" with bits."""
         with self._lock:
