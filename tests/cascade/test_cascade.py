@@ -69,12 +69,12 @@ def test_layouts_agree(model, images):
 
 def test_it_can_be_the_setting_of_a_model(model, images, path):
     model.bits = "auto"
-    model._cascade_ratio = 0.5
+    model.always_cascade = True
     assert model.bits == "auto"
     y = model(images)
     assert model.last_bits == "auto"
     for other in (copy.copy(model), pickle.loads(pickle.dumps(model))):
-        other._cascade_ratio = 0.5
+        other.always_cascade = True
         assert other.bits == "auto" and np.array_equal(other(images), y)
     assert model.accuracy() is None
     assert model.bytes_needed("auto") == model.bytes_needed(8)
@@ -111,11 +111,10 @@ def test_the_ratio_follows_times_and_shares(cascade, monkeypatch):
     assert answering.time_ratio(cascade, Passes()) == pytest.approx((1 + 0.6 * 1 + 0.3 * 7) / 10)
 
 
-def test_cascade_pays_is_known_before_it_runs(model, images, monkeypatch):
-    monkeypatch.setattr(answering, "time_ratio", lambda cascade, passes: 0.7)
-    assert model.cascade_pays(images[:1])
-    model._cascade_ratio = 1.2
-    assert not model.cascade_pays(images[:1]), "timed once"
+def test_always_means_always(model, images):
+    model._cascade_ratio, model.always_cascade = 1.2, True
+    model(images, bits="auto")
+    assert len(set(model.last_stages)) > 1
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan"), float("inf"), "0.5", True, None, [0.5]])

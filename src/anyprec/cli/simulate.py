@@ -198,7 +198,7 @@ def measure_latency(args: argparse.Namespace) -> Levels:
     from anyprec.serve.scheduling.engine import served_levels
 
     model = load(args.model)
-    levels = served_levels(model, args.levels, args.threads)
+    levels = served_levels(model, args.levels)
     with Progress("timing", unit="run") as progress:
         # Half a second a batch at most: which batches are of use depends on an SLO that may be given in their terms.
         measured = measure(

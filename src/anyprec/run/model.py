@@ -114,6 +114,8 @@ class PackedModel:
         self._used = threading.local()
         # Its time over that of its last stage, on this machine; None until "auto" is used.
         self._cascade_ratio: float | None = None
+        # Whether bits="auto" runs its stages even where that saves no time. A server decides by times of its own.
+        self.always_cascade = False
         # Who draws. The system's randomness, for a width that can be foreseen is no defense; `random.Random(seed)`
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
@@ -356,20 +358,12 @@ class PackedModel:
         outputs = tuple(_shaped(y[:count], layout, single) for y in made)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def cascade_pays(self, *inputs: np.ndarray, threads: int | None = None) -> bool:
-        """Whether bits="auto" saves time on this machine, for inputs like these: timed once, then known."""
-        if self._cascade_ratio is None:
-            arrays = self._arrays(self._ordered(inputs, {}), self.layout)
-            passes = Passes(self, arrays, _check_threads(self.threads if threads is None else threads), self.layout)
-            self._cascade_ratio = answering.time_ratio(self.cascade, passes.first_image())
-        return self._cascade_ratio <= answering.PAYS
-
     def _run_cascade(self, passes: Passes, threshold: float | None, count: int) -> list[np.ndarray]:
         """The file's cascade; with a threshold of the caller's, whether it saves time or not."""
         cascade = self.cascade
         if threshold is not None:
             cascade = answering.with_threshold(cascade, threshold)
-        else:
+        elif not self.always_cascade:
             if self._cascade_ratio is None:
                 self._cascade_ratio = answering.time_ratio(cascade, passes.first_image())
                 if self._cascade_ratio > answering.PAYS:

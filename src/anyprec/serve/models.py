@@ -324,7 +324,7 @@ def open_model(path: str, settings: Settings) -> OpenedModel:
                     "the model file does not say how its training prepared pictures: /classify may answer wrongly",
                     path=path, pack_again="anyprec pack, or image=anyprec.Preprocessing(...)",
                 )  # fmt: skip
-            levels = served_levels(model, settings.levels, settings.threads)
+            levels = served_levels(model, settings.levels)
             return OpenedModel(model, levels, signature_of(model, levels, shapes, settings), stamp, layers)
     raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
 

@@ -310,5 +310,7 @@ def test_nothing_comes_from_elsewhere():
 
 def test_what_the_page_reads_is_there(server):
     seen = ask(server.port, "GET", "/v2/models/net/live?seconds=3").json
-    assert {"time", "target_ms", "widths", "seconds", "precision", "queue", "window", "condition"} <= set(seen)
+    assert {"time", "target_ms", "levels", "layers", "seconds", "precision", "queue", "window", "condition"} <= set(
+        seen
+    )
     assert [second["ago"] for second in seen["seconds"]] == [3, 2, 1]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from serving import images, level_graph, save
 
-from anyprec.cascade import answering
 from anyprec.errors import CascadeError, ServeError, UnsupportedBits
 from anyprec.format import write
 from anyprec.run.model import load
@@ -23,8 +22,7 @@ WAY = {"auto": GoesOn("1", 0.2)}
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    monkeypatch.setattr(answering, "time_ratio", lambda cascade, passes: 0.5)
+def model(tmp_path):
     write(level_graph(), tmp_path / "net.apm")
     with load(tmp_path / "net.apm") as made:
         yield made
@@ -113,9 +111,11 @@ def test_unknown_levels_are_refused_in_one_line(model, name):
     assert "\n" not in str(error.value)
 
 
-def test_a_cascade_that_saves_no_time_is_left_out(model, monkeypatch):
-    monkeypatch.setattr(answering, "time_ratio", lambda cascade, passes: 0.99)
-    assert "auto" not in served_levels(model).names
+def test_a_cascade_that_saves_no_time_is_not_on_the_front(model):
+    levels = served_levels(model)
+    times = {name: {1: 1.0} for name in levels.names} | {"8": {1: 1.1}, "auto": {1: 2.1}}
+    core = SchedulerCore(levels.accuracies, LatencyTable(times, 4, levels.cascades), slo=10.0, levels=levels.names)
+    assert "auto" in core.all_levels and "auto" not in {level.name for level in core.levels}
 
 
 def test_without_labels_its_accuracy_is_a_lower_bound(model, tmp_path):

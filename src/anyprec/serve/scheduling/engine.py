@@ -5,7 +5,6 @@ PackedModel (anyprec.run.model) has this interface, and so have the fakes of the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,8 +17,6 @@ from anyprec.progress import Progress
 from anyprec.run.model import AUTO, CancelToken, all_finite
 from anyprec.serve.scheduling.latency import GoesOn, LatencyTable, measure
 
-log = logging.getLogger("anyprec.serve")
-
 MEASURED = 2.0  # batches that take longer than this many SLOs are not timed
 
 
@@ -27,6 +24,7 @@ class ServableModel(Protocol):
     """The part of PackedModel that a scheduler uses."""
 
     layout: str
+    always_cascade: bool
 
     @property
     def profiles(self) -> tuple[str, ...]: ...
@@ -48,8 +46,6 @@ class ServableModel(Protocol):
 
     @property
     def last_stages(self) -> tuple[int | str, ...] | None: ...
-
-    def cascade_pays(self, x: np.ndarray, *, threads: int | None = None) -> bool: ...
 
     def accuracy(self, bits: int | str | None = None) -> float | None: ...
 
@@ -81,10 +77,8 @@ class ServedLevels:
         return tuple(dict.fromkeys([*self.names, *(way.first for way in self.cascades.values())]))
 
 
-def served_levels(
-    model: ServableModel, wanted: Sequence[str] | None = None, threads: int = 1, size: tuple[int, int] | None = None
-) -> ServedLevels:
-    """Those of `wanted`, or all. A cascade that saves no time on this machine is left out, unless it is wanted.
+def served_levels(model: ServableModel, wanted: Sequence[str] | None = None) -> ServedLevels:
+    """Those of `wanted`, or all. A cascade runs its stages from now on: whether that pays, the Pareto front shows.
 
     Raises ServeError for a name that the file does not have, CascadeError for a cascade that makes no sense.
     """
@@ -92,11 +86,9 @@ def served_levels(
     cascades = {}
     if model.has_cascade:
         stages = model.cascade.stages
-        if wanted is None and not model.cascade_pays(example(model, size), threads=threads):
-            log.info("the cascade is left out: fewer bits save no time on this machine")
-        else:
-            names.append(AUTO)
-            cascades[AUTO] = GoesOn(stages[0].profile, stages[1].share)
+        model.always_cascade = True
+        names.append(AUTO)
+        cascades[AUTO] = GoesOn(stages[0].profile, stages[1].share)
     for name in wanted or ():
         if name not in names:
             raise ServeError(f"level {name!r} is not in this model, which has {', '.join(names)}")
@@ -127,7 +119,7 @@ def measure_latency(
 ) -> LatencyTable:
     """Measure a model's latency table, for about `seconds`; this prepares the engine's weights as well."""
     image = example(model, size)
-    levels = levels or served_levels(model, threads=threads, size=size)
+    levels = levels or served_levels(model)
 
     def run(name: str, batch: int) -> None:
         run_whole(model, np.repeat(image, batch, axis=0), name, name in levels.cascades, threads)

@@ -93,7 +93,7 @@ class Scheduler:
         self._work = threading.Condition(self._lock)  # signaled when there is a request to run, or at the end
         self._quiet = threading.Condition(self._lock)  # signaled when nothing is queued or running
         self._model = model
-        levels = levels or served_levels(model, threads=threads_per_call, size=image_size)
+        levels = levels or served_levels(model)
         self._core = SchedulerCore(
             levels.accuracies,
             table,
@@ -423,7 +423,7 @@ class Scheduler:
         Without a table we measure the new model first, while the old one serves. Queued requests that do not fit the
         new model get an error.
         """
-        levels = levels or served_levels(model, threads=self.threads_per_call, size=self.image_size)
+        levels = levels or served_levels(model)
         table = table or measure_latency(
             model,
             slo=self.slo,
