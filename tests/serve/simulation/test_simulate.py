@@ -8,6 +8,7 @@ import pytest
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma, poisson
+from anyprec.serve.scheduling.latency import GoesOn
 from anyprec.serve.scheduling.policy import Adaptive, Level, PolicyInput
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.simulation.capacity import dominated_cells, fewest_servers, grid, highest_rate
@@ -205,3 +206,21 @@ def test_setups_that_cannot_be():
     for bad in ({"balance": "best"}, {"servers": 0}, {"engines": 0}, {"policy": "fast"}, {"bits": 8}):
         with pytest.raises(ServeError):
             simulate(np.array([0.0]), replace(SETUP, **bad))
+
+
+def test_a_cascade_costs_what_its_share_says():
+    """Far apart, so that every batch is one image: the engine is busy for the first stage and a share of the rest."""
+    setup = SimulationSetup(
+        times={"1": {1: 0.001}, "8": {1: 0.003}, "auto": {1: 0.0035}},
+        accuracies={"1": 90.0, "8": 94.0, "auto": 93.9},
+        cascades={"auto": GoesOn("1", 0.3)},
+        slo=0.1,
+        policy="fixed",
+        bits="auto",
+        noise=QUIET,
+    )
+    result = simulate(np.arange(4000) * 0.02, setup, seed=1)
+    assert result.busy / 4000 == pytest.approx(0.001 + 0.3 * 0.0025, rel=0.03)
+    assert result.histogram == {"auto": 1.0} and result.accuracy == pytest.approx(93.9)
+    only = simulate(np.arange(50) * 0.02, replace(setup, policy="adaptive", bits=None, levels=("1", "auto")))
+    assert set(only.levels) == {"1", "auto"} and only.histogram == {"auto": 1.0}

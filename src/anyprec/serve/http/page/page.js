@@ -149,7 +149,17 @@ const ms = (value) => value >= 10000 ? `${(value / 1000).toFixed(1)} s` : value 
 // Never rounded to all or nothing: 99.996 % is not 100 %.
 const percent = (share) => share === 1 || share === 0 ? `${100 * share} %` : share < 0.001 ? "< 0.1 %" : share > 0.99 ? `${Math.min(99.99, 100 * share).toFixed(2)} %` : `${(100 * share).toFixed(1)} %`;
 const title = (name) => name === FLOAT ? "float" : name === "auto" ? "cascade" : /^\d+$/.test(name) ? `${name} bit` : name;
-const color = (name) => `var(--${name === FLOAT ? "wf" : name === "auto" ? "wa" : /^[1-8]$/.test(name) ? `w${name}` : "wm"})`;
+
+// A plan lies between the colors of the widths around its mean.
+function color(name) {
+  if (name === FLOAT) return "var(--wf)";
+  if (name === "auto") return "var(--wa)";
+  if (/^[1-8]$/.test(name)) return `var(--w${name})`;
+  const bits = last?.levels.find((level) => level.name === name)?.bits[0];
+  if (!bits?.length) return "var(--wm)";
+  const mean = Math.min(8, bits.reduce((total, width) => total + width, 0) / bits.length), low = Math.floor(mean);
+  return `color-mix(in srgb, var(--w${Math.ceil(mean)}) ${Math.round(100 * (mean - low))}%, var(--w${low}))`;
+}
 
 // --- The dial ---------------------------------------------------------------------------------------------------------
 
@@ -399,7 +409,7 @@ function charts(rows, names) {
       const places = names.filter((name) => now?.bits[name]).map((name) => {
         const part = now.bits[name] / runs(now);
         below += part;
-        return [part > 0.08 ? title(name) : "", below - part / 2];
+        return [part > 0.08 && title(name).length < 8 ? title(name) : "", below - part / 2]; // longer ones: the legend
       });
       return [...bars(rows, x, y, (row) => names.map((name) => [(row.bits[name] ?? 0) / runs(row), color(name)])), ...named(places, x, y)];
     },
