@@ -87,3 +87,18 @@ class Model:
         check_finite: bool = True,
         cancel: CancelToken | None = None,
     ) -> list[np.ndarray]: ...
+    def run_keeping(
+        self,
+        x: Sequence[np.ndarray],
+        profile: int,
+        threads: int,
+        channels_first: bool,
+        check_finite: bool = True,
+        cancel: CancelToken | None = None,
+    ) -> tuple[list[np.ndarray], KeptRun]: ...
+
+class KeptRun:
+    images: int
+    def run(
+        self, rows: np.ndarray, profile: int, threads: int, cancel: CancelToken | None = None
+    ) -> list[np.ndarray]: ...

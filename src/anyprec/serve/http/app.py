@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
-from anyprec.serve.http.answers import check_answer, send_answer
+from anyprec.serve.http.answers import check_answer, send_answer, stages_of
 from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
@@ -278,6 +278,7 @@ class App:
                 "queue_ms": round(1e3 * answer.queue_s, 4),
                 "run_ms": round(1e3 * answer.run_s, 4),
                 "batch": answer.batch,
+                **stages_of(answer),
             },
         }
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
@@ -320,7 +321,9 @@ class App:
             raise outcome
         now = time.monotonic()
         http.bits, http.latency_s = outcome.bits, now - request.arrived
-        http.runs.append(ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images))
+        http.runs.append(
+            ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images, outcome.went_on)
+        )
         return outcome
 
 
