@@ -308,9 +308,9 @@ def check_finite(draft: GraphDraft, trace: NetworkTrace, settings: Sequence[Sett
         found = float(numbers[row][~good[row]][0])
         at = f"at {setting_name(settings[row])} " if node.table is numbers else ""
         raise Diverged(
-            f"{node.kind}{places.get(node.name, f' {node.name!r}')}: {at}{found:g} is among its numbers (weight, scale, "
-            "bias and the norms around it), which must fit float32; the training has diverged: lower the learning rate "
-            "or clip gradients, and train again"
+            f"{node.kind}{places.get(node.name, f' {node.name!r}')}: {at}{found:g} is among its numbers (weight, "
+            "scale, bias and the norms around it), which must fit float32; the training has diverged: lower the "
+            "learning rate or clip gradients, and train again"
         )
 
 

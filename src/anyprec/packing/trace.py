@@ -7,8 +7,8 @@ no care, and whatever does not come from the input is a constant. Two calls are 
 by their type, so what a subclass, a hook or a replaced forward adds is recorded like anything else.
 
 It runs once in every profile: the operations must be the same, their constants (those of a switched norm) may differ.
-A run on fewer images, with other random numbers and after another run, shows constants that are none. Runs at two more sizes show whether the
-network takes any size (`NetworkTrace.free`), and which value a resized map takes its size from.
+A run on fewer images, with other random numbers and after another run, shows constants that are none. Runs at two more
+sizes show whether the network takes any size (`NetworkTrace.free`), and which value a resized map takes its size from.
 """
 
 from __future__ import annotations
