@@ -132,7 +132,8 @@ def main() -> None:
         settings = GptqSettings(tune_steps=args.tune_steps)
         model = ptq(net, list(torch.split(seen, 16)), method, widths, gptq=settings, progress=True)
         seconds = time.process_time() - start
-        rows = [row for row in rows if row["method"] != method]
+        again = {(method, str(k), str(len(seen))) for k in widths}
+        rows = [row for row in rows if (row["method"], row["bits"], row["seen"]) not in again]
         for k in widths:
             with anyprec.bits(model, k):
                 same = 100 * float((answers(model, x) == plain).double().mean())
