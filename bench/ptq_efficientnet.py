@@ -126,7 +126,7 @@ def main() -> None:
     with torch.no_grad():
         sure = float(net(x[:16]).softmax(1).amax(1).mean())
     print(f"float: {sure:.0%} sure of its answers on average, {len(plain.unique())} classes", flush=True)
-    rows = list(csv.DictReader(OUT.open())) if OUT.exists() else []
+    rows = list(csv.DictReader(OUT.read_text().splitlines())) if OUT.exists() else []
     for method in args.methods.split(","):
         start = time.process_time()
         settings = GptqSettings(tune_steps=args.tune_steps)
