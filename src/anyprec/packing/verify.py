@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyprec.errors import InputError, VerificationFailed
+from anyprec.errors import InputError, UnsupportedOperation, VerificationFailed
 from anyprec.format.graph import Graph
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.observe import preserve_state, run_call
@@ -210,7 +210,12 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 def largest_outputs(output: Tensor) -> Tensor:
-    """The answers: of classes (N, C) and maps (N, C, H, W) along C, of sequences (N, L, C) along the last."""
+    """The answers: of classes (N, C) and maps (N, C, H, W) along C, of sequences (N, L, C) along the last.
+
+    Of single numbers (N,): whether they are above zero.
+    """
+    if output.dim() == 1:
+        return output > 0
     return output.argmax(-1 if output.dim() == 3 else 1)
 
 
@@ -288,6 +293,7 @@ def verify(model: nn.Module, path: Path, plan: VerificationPlan) -> Verification
             answers = open_answers(path, plan.graph, list(dict.fromkeys(p.value for p in plan.points.values())), probe)
             for row in range(len(plan.settings)):
                 found[plan.graph.profiles[row].name] = check_profile(model, answers, plan, row)
+            check_one_image(model, answers, plan)
             other = check_other_size(model, answers, plan) if trace.free else None
         finally:
             probe.unlink(missing_ok=True)
@@ -386,6 +392,22 @@ def check_other_size(model: nn.Module, answers: PackedAnswers, plan: Verificatio
             continue
         return size
     return None
+
+
+def check_one_image(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan) -> None:
+    """One image by itself, in one profile. Networks that need more than one, or give it another rank, are let be."""
+    row = max((r for r, setting in enumerate(plan.settings) if setting != FLOAT), default=0)
+    one = replace(plan.trace.example, tensors=tuple(t[:1] for t in plan.trace.example.tensors))
+    try:
+        guided_run(model, answers, plan, row, one)
+    except Mismatch as apart:
+        if accepts(model, plan, row, one):
+            raise UnsupportedOperation(
+                f"the network answers one image by itself otherwise than in a batch (first at {apart}); a packed one "
+                "gives one answer to one image"
+            ) from None
+    except (ValueError, AssertionError):
+        pass
 
 
 def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
