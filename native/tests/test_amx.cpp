@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "anyprec/cpu.h"
+#include "kernels/kernels.h"
 #include "run/amx_permission.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -63,6 +64,9 @@ void test_dispatch() {
         cpu = cpu || name == "amx_int8";
         permission = permission || name == "amx_permission";
     }
+#if defined(ANYPREC_AMX) && !defined(ANYPREC_EMULATE) // the instructions themselves
+    check(cpu || !anyprec::true_in_child(anyprec::amx_multiplies), "AMX on a CPU without it");
+#endif
     check(cpu || !permission, "no permission is asked for where the CPU has no AMX");
 #if defined(ANYPREC_EMULATE)
     check(permission, "the emulated CPU has AMX");
