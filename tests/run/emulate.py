@@ -51,7 +51,7 @@ def missing() -> str:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return "c++: not installed; run: apt-get install g++"
-    source = "#include <simde/x86/avx512.h>\n"
+    source = "#if !__has_include(<simde/x86/avx512.h>)\n#error missing\n#endif\n"  # reading it would take a second
     done = subprocess.run([compiler, "-x", "c++", "-E", "-"], input=source, capture_output=True, text=True)
     return "SIMDe: not installed; run: apt-get install libsimde-dev" if done.returncode else ""
 
