@@ -189,10 +189,12 @@ NB_MODULE(_native, m) {
     m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"), nb::arg("source") = "ANYPREC_ISA");
     m.def(
         "decode_cpuid",
-        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_1_eax, uint64_t xcr0) {
-            return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax, xcr0});
+        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_edx, uint32_t leaf7_1_eax,
+           uint64_t xcr0) {
+            return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_edx, leaf7_1_eax, xcr0});
         },
-        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_1_eax"), nb::arg("xcr0"));
+        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_edx"), nb::arg("leaf7_1_eax"),
+        nb::arg("xcr0"));
     m.def("decode_hwcap", &anyprec::decode_hwcap, nb::arg("hwcap"), nb::arg("hwcap2"));
 
     nb::class_<anyprec::ProfileInfo>(m, "ProfileInfo")

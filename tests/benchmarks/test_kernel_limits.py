@@ -34,6 +34,8 @@ def test_every_kernel_has_a_limit(isa):
         ("avx512", "vpdpbusd", 128, None),
         ("avx512", "vpermb, 2 bit", 192, None),
         ("avx512", "vpermb, 1 bit", 384, None),
+        ("avxvnni", "vpdpbusd", 64, None),
+        ("amx", "tdpbusd", 1024, None),
     ],
 )
 def test_port_limits(isa, kernel, intel, amd):

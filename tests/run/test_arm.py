@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.missing()), reason=a
 
 @pytest.fixture(scope="module")
 def folder():
-    arm.build(arm.BUILD)
+    arm.build(arm.BUILD, arm.TOOLCHAIN)
     return arm.BUILD
 
 
@@ -28,16 +28,16 @@ def test_a_cpu_gets_the_best_kernels_it_can_run(folder):
 
 @pytest.mark.parametrize("isa", arm.CPUS)
 def test_every_kernel_gives_what_scalar_gives(folder, isa):
-    arm.check_kernels(folder, isa)
+    arm.check_kernels(arm.emulated(folder / "bench_kernels", arm.CPUS[isa]), isa)
 
 
 @pytest.mark.parametrize("isa", arm.CPUS)
 def test_every_kernel_is_chosen(folder, isa):
-    arm.check_every_kernel_is_chosen(folder, isa)
+    arm.check_every_kernel_is_chosen(arm.emulated(folder / "anyprec-run"), isa)
 
 
 def test_graphs_give_what_the_oracle_gives(folder):
-    count, runs = arm.check_graphs(folder, seeds=3, every=4)
+    count, runs = arm.check_graphs(arm.emulated(folder / "anyprec-run"), list(arm.CPUS), seeds=3, every=4)
     assert count > 20 and runs > 100
 
 
