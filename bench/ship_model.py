@@ -43,7 +43,7 @@ from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, ModelCard, ProfileFa
 from anyprec.nn.switching import widths_of
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
-from anyprec.training.build import model_file_of
+from anyprec.training.build import initial_record, model_file_of
 from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.trained_run import checkpoint_of
@@ -156,8 +156,12 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
     elif start:
         if not Path(start).is_file():
             raise AnyprecError(f"{path} began with {start}, which is not here; its recipe belongs into the card")
-        before = recipes_of(Path(start))
-        recipe["init"] = "the stage before"
+        if initial_record(start) is None:  # published weights, not a run of ours: named by their content
+            digest = hashlib.sha256(Path(start).read_bytes()).hexdigest()
+            recipe["init"] = f"float weights {Path(start).name}, SHA-256 {digest}"
+        else:
+            before = recipes_of(Path(start))
+            recipe["init"] = "the stage before"
     return [*before, recipe]
 
 

@@ -5,7 +5,8 @@ width normalizing the weights and running the stem anew. Both start from the sam
 step are compared first: a fast step that computes something else would be no result. Peak memory is that of a process
 of its own for each. With bf16 the step computes nearly the same: how far its losses are from float32's is shown, too.
 
-    python bench/train_step.py [--net resnet20 | vgg-speed-small] [--batch 128] [--threads 1] [--compile] [--json]
+    python bench/train_step.py [--net resnet20 | resnet20-he | vgg-speed-small] [--batch 128] \\
+        [--threads 1] [--compile] [--json]
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anyprec.nn.calibrate import calibrate
 from anyprec.nn.layers import use_winograd
 from anyprec.run.cpu import cpu_name
 from anyprec.training.half_precision import VARIABLE, probe
 from anyprec.training.joint import choose_widths, joint_step
 from anyprec.zoo import build
+from anyprec.zoo.resnet_he import HeResNet
 from anyprec.zoo.vgg import SpeedVgg
 
 WIDTHS = (1, 2, 4, 8, 32)
@@ -74,6 +77,8 @@ def plain_forward(model: nn.Module, x: Tensor, bits: int) -> Tensor:
     """The pre-activation ResNet or the VGG of the zoo, read straight from its modules."""
     if isinstance(model, SpeedVgg):
         return plain_vgg(model, x, bits)
+    if isinstance(model, HeResNet):
+        return plain_he(model, x, bits)
     out = model.conv0(x)
     for block in model.blocks:
         a = plain_activation(block.norm0.tables[str(bits)](out), bits)
@@ -97,6 +102,26 @@ def plain_vgg(model: SpeedVgg, x: Tensor, bits: int) -> Tensor:
     return model.fc(F.max_pool2d(out, out.shape[2:]).flatten(1))
 
 
+def plain_he(model: HeResNet, x: Tensor, bits: int) -> Tensor:
+    """The textbook ResNet: each convolution quantizes its own input, in a learned range."""
+
+    def conv(layer: nn.Module, y: Tensor) -> Tensor:
+        if bits != 32:
+            r = layer.act.ranges[str(bits)].abs()
+            y = r * Round.apply(torch.clamp(y / r, 0, 1), float(2**bits - 1))
+        return F.conv2d(y, plain_weight(layer, bits), None, layer.stride, 1)
+
+    out = F.relu(model.bn1.tables[str(bits)](model.conv1(x)))
+    for block in (*model.layer1, *model.layer2, *model.layer3):
+        h = F.relu(block.bn1.tables[str(bits)](conv(block.conv1, out)))
+        h = block.bn2.tables[str(bits)](conv(block.conv2, h))
+        if block.extra:
+            half = block.extra // 2
+            out = F.pad(out[:, :, :: block.stride, :: block.stride], (0, 0, 0, 0, half, half))
+        out = F.relu(h + out)
+    return model.linear(out.mean((2, 3)))
+
+
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
     teacher = None
     for bits in sorted(WIDTHS, reverse=True):
@@ -117,6 +142,9 @@ ours_step = partial(joint_step, loss="recursive")
 def make(net: str, fast: bool) -> nn.Module:
     torch.manual_seed(0)
     model = build(net, widths=WIDTHS, num_classes=10).train()
+    if isinstance(model, HeResNet):
+        calibrate(model, [images(32, False)[0]], [k for k in WIDTHS if k != 32], ranges=True)
+        torch.manual_seed(0)
     return model.to(memory_format=torch.channels_last) if fast else model
 
 
@@ -212,7 +240,7 @@ def print_peak_memory(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", default="resnet20", help="a pre-activation CIFAR ResNet of the zoo, or its VGG")
+    parser.add_argument("--net", default="resnet20", help="a CIFAR ResNet of the zoo, or its VGG")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)

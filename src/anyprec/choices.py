@@ -45,4 +45,4 @@ PTQ_METHODS: dict[str, str] = {
 
 FIRST_LAST = ("float", "8bit")  # what `pack` makes of the first and the last layer
 
-EXPERIMENT_SCALES = ("paper", "small", "tiny")
+EXPERIMENT_SCALES = ("paper", "medium", "small", "tiny")

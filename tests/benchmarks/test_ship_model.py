@@ -1,5 +1,6 @@
 """bench/ship_model.py on a network of the digits: the file and card it makes, and what it refuses to ship."""
 
+import hashlib
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import ship_model
+import torch
 
 import anyprec
 from anyprec.data import load_data
@@ -149,6 +151,17 @@ def test_the_page(shipped):
     assert "anyprec run digits-tiny --dataset digits" in made and "for a test" in made
     assert ship_model.paged(made) == made
     assert json.dumps(card.to_dict())
+
+
+def test_recipes_of_a_run_that_began_with_published_weights(tmp_path):
+    """They are named by file and content; the path stays out of the card."""
+    model = build("resnet8", multiplier=0.25)
+    torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "float.th")
+    recipe = Recipe(net="resnet8", data="cifar10", init=str(tmp_path / "float.th"))
+    save_model(model, tmp_path / "model.pt", {"recipe": recipe.to_dict()})
+    (only,) = ship_model.recipes_of(tmp_path / "model.pt")
+    digest = hashlib.sha256((tmp_path / "float.th").read_bytes()).hexdigest()
+    assert only["init"] == f"float weights float.th, SHA-256 {digest}"
 
 
 def test_recipes_of_a_run_that_began_with_a_model_file(tmp_path):

@@ -51,6 +51,20 @@ def test_float_is_untouched_and_wide_widths_come_close_to_it(trained):
 
 
 @torch.no_grad()
+def test_a_model_without_float_is_fitted_to_the_same_values(trained):
+    """Dedicated models that start from a float stage must not begin worse than the joint one beside them."""
+    model, x = trained
+    joint, alone = extended(model, (1, 32)), extended(model, (1,))
+    fit_widths(joint, (1,), [x])
+    fit_widths(alone, (1,), [x])
+    for name, norm in switch_norms(joint).items():
+        for leaf, value in norm.tables["1"].state_dict().items():
+            assert torch.equal(switch_norms(alone)[name].tables["1"].state_dict()[leaf], value), (name, leaf)
+    with bits(joint, 1):
+        assert torch.equal(joint(x), alone(x))
+
+
+@torch.no_grad()
 def test_without_the_fit_the_clip_ruins_it(trained):
     """Guards the test above: norms of a float stage are no norms for a clip at 1."""
     model, x = trained

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits
 from anyprec.nn.act_quantizer import ActQuantizer, best_range, sample_values
+from anyprec.nn.gradients import clip_round, clip_round_in_range
 from anyprec.nn.quantizers import QUANTIZERS, Lsq, kurtosis_penalty, make_quantizer, set_sign_window
 from anyprec.nn.width_tables import nearest_width
 
@@ -530,6 +531,35 @@ def test_activations_are_those_of_the_equations(bits, signed, clip):
     codes = act.codes(y.detach(), bits).double()
     value = codes / (2**bits - 1)
     assert torch.allclose(ours, r * (2 * value - 1 if signed else value), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8])
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous", "transposed"])
+def test_a_learned_clip_in_one_pass_is_the_one_in_many(bits, layout):
+    """In every layout; the gradient comes in that of the input and in another."""
+    torch.manual_seed(bits)
+    top, r = 2**bits - 1, torch.tensor(1.3)
+    y = torch.randn(5, 7, 12, 10)
+    y[0, 0, 0, :4] = torch.tensor([0.0, 1.3, 1.3 * (1 + 2**-23), -0.0])  # the ends are inside
+    if layout == "channels_last":
+        y = y.contiguous(memory_format=torch.channels_last)
+    elif layout == "transposed":
+        y = y.transpose(0, 3)
+    for grad in (torch.randn(y.shape), torch.randn_like(y)):
+        found = []
+        for function in (lambda y, r, n: r * clip_round(y / r, n), clip_round_in_range):
+            mine, own = y.clone(memory_format=torch.preserve_format).requires_grad_(), r.clone().requires_grad_()
+            out = function(mine, own, top)
+            out.backward(grad)
+            found.append((out.detach(), mine.grad, own.grad))
+        (plain, plain_y, plain_r), (ours, ours_y, ours_r) = found
+        assert torch.equal(ours, plain)
+        assert torch.equal(ours_y != 0, plain_y != 0) and torch.allclose(ours_y, plain_y, rtol=1e-6)
+        assert ours_r == pytest.approx(float(plain_r), rel=1e-4, abs=1e-4)
+    for count in (0, 1):
+        few = y.flatten()[:count].clone().requires_grad_()
+        clip_round_in_range(few, r, top).sum().backward()
+        assert few.grad.shape == (count,)
 
 
 def test_signed_one_bit_is_the_sign():

@@ -5,10 +5,10 @@ import pytest
 
 from anyprec.analysis.attack import Attack, Robustness
 from anyprec.analysis.distributions import histogram
-from anyprec.report.record import load, save
+from anyprec.report.record import Claim, load, save
 from anyprec.reproduce import figures, paper, robustness, table1, table2, table3, table4, table5, table6, uca
-from anyprec.reproduce.catalog import EXPERIMENTS
-from anyprec.reproduce.experiment import Context, per_width
+from anyprec.reproduce.catalog import EXPERIMENTS, conclude
+from anyprec.reproduce.experiment import Context, joint_claim, per_width
 from anyprec.reproduce.scales import default_net
 from anyprec.widths import DEFAULT_WIDTHS
 from anyprec.zoo import build
@@ -106,16 +106,54 @@ def test_segmentation_claims():
 
 
 class FakeStore:
-    """Every training is done: accuracies by width, a point less for dedicated models."""
+    """Every training is done: accuracies by width, a point less for dedicated models, `better` with each seed."""
 
-    data_root = None
+    data_root = device = None
+
+    def __init__(self, better=0.0):
+        self.better = better
+
+    def at_seed(self, seed):
+        return FakeStore(self.better * seed)
+
+    def seconds(self, training):
+        return 0.0
 
     def test(self, training):
-        by = 0.0 if len(training.recipe.widths) > 1 else -1.0
+        by = self.better if len(training.recipe.widths) > 1 else -1.0
         return {bits: {"accuracy": OF[bits] + by} for bits in training.recipe.widths}
 
 
-@pytest.mark.parametrize("name", ["table1", "table5"])
+def test_over_seeds(tmp_path):
+    """Means and deviations; a claim holds if it does with every seed."""
+    conclude("table1", "tiny", tmp_path, FakeStore(-3.0), lambda share, what: None, seeds=2)
+    result = load(tmp_path / "table1")
+    rows = {row.labels: row for row in result.tables[0].rows if row.of == "ours"}
+    ours = rows["ResNet-8 on digits", "any-precision"].values
+    assert ours == pytest.approx([value - 1.5 for value in OF.values()])
+    spread = rows["ResNet-8 on digits", "any-precision, deviation"].values
+    assert spread == pytest.approx([3 / 2**0.5] * 5)
+    assert rows["ResNet-8 on digits", "dedicated, deviation"].values == (0.0,) * 5
+    claim = result.claims[0]
+    assert not claim.holds and claim.numbers.startswith("With 1 of 2 seeds. Seed 0 (holds): ")
+    assert "Seed 1 (does not hold): " in claim.numbers and "1 bit -2.00" in claim.numbers
+    assert result.key == EXPERIMENTS["table1"].key("tiny", 2) and "--seeds 2" in result.command
+    paper_rows = [row for row in result.tables[0].rows if row.of == "paper"]
+    assert len(paper_rows) == 2 * len(paper.TABLE1)
+    assert {t["name"] for t in result.trainings} >= {default_net("tiny").joint("seed=1").name}
+
+
+def test_a_claim_that_could_not_be_tested_once_is_not_tested():
+    claims = [Claim("It is so.", holds, "n") for holds in (True, None)]
+    assert joint_claim(claims).holds is None and joint_claim(claims[:1]).holds
+
+
+def test_ours_beside_the_authors():
+    found = {"hard": OF, "wider+label": shifted(0.5), "recursive": shifted(0.55)}
+    assert table5.best_claim("", "wider+label", found).holds and not table5.best_claim("", "hard", found).holds
+
+
+@pytest.mark.parametrize("name", ["table1", "table5", "authors"])
 def test_tables_of_finished_trainings(name, tmp_path):
     context = Context("tiny", FakeStore(), tmp_path)
     experiment = EXPERIMENTS[name]
@@ -125,13 +163,18 @@ def test_tables_of_finished_trainings(name, tmp_path):
     table = result.tables[0]
     numbers = {row.labels: row.values for row in table.rows if row.of == "ours" and row.values}
     notes = [row.note for row in table.rows if not row.values]
-    assert notes and all("not run at this scale" in note for note in notes)
+    assert (notes or name == "authors") and all("not run at this scale" in note for note in notes)
     if name == "table1":
         assert numbers["ResNet-8 on digits", "dedicated"] == (49.0, 59.0, 64.0, 65.0, 66.0)
         assert all(claim.holds for claim in result.claims) and len(result.claims) == 4
-    else:
+    elif name == "table5":
         assert numbers["ResNet-8 on digits", "hard", "labels (no distillation)"] == tuple(OF.values())
-        assert not any(claim.holds for claim in result.claims)  # all modes alike: none helps
+        assert len(numbers) == 6
+        *helps, best = result.claims
+        assert len(helps) == 4 and not any(claim.holds for claim in helps)  # all modes alike: none helps
+        assert best.holds
+    else:
+        assert numbers["authors", "dorefa, mean, recursive"] == tuple(OF.values()) and result.claims[0].holds
     for picture in result.pictures:
         assert (tmp_path / f"{picture.name}.png").stat().st_size > 5_000
         assert (tmp_path / f"{picture.name}.csv").exists()

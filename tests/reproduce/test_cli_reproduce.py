@@ -7,7 +7,7 @@ import pytest
 from anyprec.cli import main
 from anyprec.report.record import load
 from anyprec.reproduce import store as store_module
-from anyprec.reproduce.catalog import EXPERIMENTS
+from anyprec.reproduce.catalog import EXPERIMENTS, trainings_of
 
 
 def test_list(capsys):
@@ -70,6 +70,23 @@ def test_an_experiment_from_training_to_report(tmp_path, capsys, monkeypatch):
     # Another scale in the same folder is refused.
     assert main([*argv[:4], "small", *argv[5:]]) == 2
     assert "holds a run at scale tiny" in capsys.readouterr().err
+
+
+def test_two_seeds_part_by_part(tmp_path, capsys, monkeypatch):
+    """--only leaves the rest for later; the experiment is made when all its seeds are trained."""
+    first, second = (t.name for t in trainings_of([EXPERIMENTS["gaps"]], "tiny", 2))
+    argv = ["reproduce", "gaps", "--scale", "tiny", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"]
+    assert main([*argv, "--only", "no-such-net"]) == 2
+    assert f"no training that is left to do has such a name; 2 are left: {first}" in capsys.readouterr().err
+    assert main([*argv, "--only", second]) == 0
+    error = capsys.readouterr().err
+    assert "1 of 2 trainings; 2 jobs stay for later" in error and "core-hours: resnet8 on digits" in error
+    assert (tmp_path / "trainings" / second / "model.pt").exists() and not (tmp_path / "gaps" / "result.json").exists()
+    assert not (tmp_path / "trainings" / first).exists()
+    assert main(argv) == 0
+    assert "With 2 of 2 seeds." in capsys.readouterr().out
+    labels = [row.labels for row in load(tmp_path / "gaps").tables[0].rows if row.of == "ours"]
+    assert [label[-1] for label in labels] == ["1, 2, 4, 8, float", "1, 2, 4, 8, float, deviation"]
 
 
 @pytest.mark.slow

@@ -30,6 +30,14 @@ def test_an_estimate_counts_tests_and_observed_steps():
     assert estimate(Training(one.recipe, observe=2), rates) == pytest.approx(plain + 2 * 64)
 
 
+def test_sampled_widths_and_winograd_count():
+    every, some = training("cifar10-vgg-small", "sampling=all"), training("cifar10-vgg-small")
+    rates = {group(some): StepTimes((0.0, 1.0), (0.0, 5.0), 5, (2, 4))}
+    assert estimate(some, rates) == pytest.approx(0.6 * estimate(every, rates))  # 3 of 5 widths a step
+    assert group(training("cifar10-vgg-small", "amp=off", "winograd=true")) != group(some)
+    assert measure(training("cifar10-vgg-small", "amp=off", "winograd=true", "widths=[2]"), (2, 4), 1).one[1] > 0
+
+
 def test_rates_are_measured_once(tmp_path, monkeypatch):
     one = training("digits", "net_options.multiplier=0.25")
     first = rates_of([one, training("digits", "widths=[2]", "net_options.multiplier=0.25")], tmp_path / "rates.json")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from anyprec.choices import EXPERIMENT_SCALES
+from anyprec.choices import EXPERIMENT_SCALES, LOSSES
 from anyprec.errors import AnyprecError
+from anyprec.reproduce import authors, table5
 from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
@@ -33,7 +34,9 @@ def test_experiments_share_trainings(scale):
     of = {name: set(trainings_of([e], scale)) for name, e in EXPERIMENTS.items()}
     assert of["gaps"] == of["uca"] <= of["robustness"] <= of["table1"]
     assert of["figures"] <= of["table1"] and of["table3"] <= of["table1"]
-    assert len(of["table5"] & of["table1"]) == len(of["table5"]) // 4  # one loss mode is the one of Table 1
+    joint = {t for t in of["table5"] if len(t.recipe.widths) > 1}  # without float stages
+    assert len(joint & of["table1"]) == len(joint) // len(table5.modes(scale))  # one loss mode is the one of Table 1
+    assert len(of["authors"] - of["table1"]) == 1
     assert not of["table2"]
 
 
@@ -60,6 +63,30 @@ def test_gradients_are_observed_in_the_shared_joint_training_alone():
     assert net.joint().observe == 8
     assert net.joint("loss=hard") == net.joint() and net.joint("loss=hard").observe == 8
     assert net.joint("loss=soft").observe == 0 == net.dedicated(8).observe
+
+
+def test_medium_scale_is_cifar10_in_full_at_equal_epochs():
+    """Dedicated models get the float start and the epochs of the joint one; figures are of the test set."""
+    for name, net in nets("medium").items():
+        if isinstance(net, PaperNetwork):
+            joint = net.joint()
+            assert joint.recipe.data == "cifar10" and joint.recipe.limit == joint.recipe.validation == 0, name
+            for alone in net.all_dedicated().values():
+                assert alone.recipe.epochs == joint.recipe.epochs and alone.after == joint.after, name
+    vgg = default_net("medium")
+    assert vgg.joint().after.recipe.widths == (32,) and vgg.joint().after.recipe.validation == 0
+    assert set(table5.modes("medium")) == set(LOSSES)
+    theirs = authors.compared("medium")["authors"].recipe
+    assert (theirs.quantizer, theirs.scale, theirs.loss) == ("dorefa", "mean", "recursive")
+    assert theirs.epochs == vgg.joint().recipe.epochs and not theirs.width_weights
+
+
+def test_every_seed_is_a_training_of_its_own():
+    one, two = (trainings_of(find(["gaps"]), "medium", seeds) for seeds in (1, 2))
+    assert two[: len(one)] == one and len({t.key for t in two}) == 2 * len(one) == 4
+    assert [t.recipe.seed for t in two] == [0, 0, 1, 1] and two[3].after == two[2]
+    gaps = EXPERIMENTS["gaps"]
+    assert gaps.key("medium") != gaps.key("medium", 2) and gaps.key("medium", 1) == gaps.key("medium")
 
 
 def test_experiments_by_name():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from anyprec.analysis.compliance import Compliance
-from anyprec.reproduce.scales import default_net
-from anyprec.reproduce.store import Training, TrainingStore, made_up, training
+from anyprec.reproduce.scales import PaperNetwork, default_net
+from anyprec.reproduce.store import Training, TrainingStore, made_up, seeded, training
 from anyprec.training.checkpoint import load_state
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import TrainingRun
@@ -50,6 +50,21 @@ def test_a_field_at_its_default_is_not_in_the_key():
 def test_what_it_starts_from_is_in_the_key():
     first, other = training("digits"), training("digits", "seed=1")
     assert len({Training(first.recipe, t).key for t in (None, first, other)}) == 3
+
+
+def test_trainings_begin_with_a_float_stage_and_have_seeds(tmp_path):
+    """Dedicated models of a width that the float stage does not have, and lists without float, start from it too."""
+    float_stage = PaperNetwork("float", "digits", (*QUICK, "widths=[32]"))
+    net = PaperNetwork("net", "digits", (*QUICK, "quantizer=lsq"), start=float_stage)
+    store = TrainingStore(tmp_path, None)
+    for one in (float_stage.joint(), net.joint("widths=[1,8]"), net.dedicated(1)):
+        store.train(seeded(one, 1))
+    assert net.dedicated(1).after == float_stage.joint()
+    other = store.at_seed(1)
+    assert set(other.test(net.dedicated(1))) == {1} and set(other.test(net.joint("widths=[1,8]"))) == {1, 8}
+    assert other.done(float_stage.joint()) and not store.done(float_stage.joint())
+    with pytest.raises(AssertionError, match="is for reading"):
+        other.train(float_stage.joint())
 
 
 def test_done_once(tmp_path, monkeypatch):

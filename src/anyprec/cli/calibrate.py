@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     from anyprec.data import batches, load_data
     from anyprec.nn.calibrate import calibrate
     from anyprec.nn.switching import widths_of
-    from anyprec.training.checkpoint import load_model, load_record, save_model
+    from anyprec.training.checkpoint import load_model, load_record, preprocessing_in, save_model
     from anyprec.training.evaluate import to_tensor
     from anyprec.training.processes import usable_device
-    from anyprec.training.trained_run import check_fits, checkpoint_of, recipe_of, sized_as_trained
+    from anyprec.training.trained_run import as_trained, check_fits, checkpoint_of, recipe_of
 
     path = checkpoint_of(args.model)
     recipe = recipe_of(path, args.dataset)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(path).to(usable_device(args.device))
     data = load_data(recipe.data, "train", args.data, limit=args.limit)
     check_fits(record, data)
-    sized_as_trained(data, record, path)
+    data = as_trained(data, preprocessing_in(record, path))
     most = recipe.batch_size if data.task == "segmentation" else len(data)
     size = min(args.batch_size, most, len(data))
     source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)

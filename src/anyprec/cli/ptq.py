@@ -89,7 +89,8 @@ def compare(
     training = load_data(recipe.data, "train", args.data, limit=args.images)
     test = load_data(recipe.data, "test", args.data, limit=args.limit)
     kept = kept_facts(args.model, training, test, recipe)
-    loader = training_batches(training, recipe, args.device)
+    how = Preprocessing.from_dict(kept["preprocessing"])
+    loader = training_batches(training, recipe, args.device, how)
     at_once = min(args.batch_size, recipe.eval_batch_size) if test.task == "segmentation" else args.batch_size
     settings = GptqSettings(tune_steps=args.tune_steps)
     out = open_folder(args.out, methods, args.overwrite)
@@ -97,7 +98,7 @@ def compare(
     def tested(model: nn.Module, settings: tuple[int, ...]) -> Results:
         return evaluate(
             model, test, settings, augment=eval_augment(recipe.augment), batch_size=at_once, device=args.device,
-            progress=not args.json, preprocessing=Preprocessing.from_dict(kept["preprocessing"]),
+            progress=not args.json, preprocessing=how,
         )  # fmt: skip
 
     done: dict[str, Results] = {}

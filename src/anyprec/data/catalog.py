@@ -5,9 +5,10 @@ Called by the training loop and the command line, which pass names and folders a
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from anyprec.data import annotated, cifar10, digits, draws, folder, idx, svhn, v
 from anyprec.data.augment import Augment, find_augment
 from anyprec.data.download import RemoteFile, fetch, locked, unpack
 from anyprec.data.masks import MaskData
-from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD, ArrayData, FileData
+from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD, ArrayData, FileData, check_channels
 from anyprec.errors import DataError
 from anyprec.preprocessing import Preprocessing
 
@@ -202,6 +203,15 @@ def _limited(data: Data, split: str, limit: int | None) -> Data:
             f"limit={limit!r} is not allowed; {data.name} has {len(data)} {split} images: give 1..{len(data)}"
         )
     return balanced_subset(data, limit)
+
+
+def renormalized(data: Data, mean: Sequence[float], std: Sequence[float]) -> Data:
+    """The same images, normalized by another mean and deviation than those of the data set."""
+    if isinstance(data, ArrayData):
+        return replace(data, mean=tuple(mean), std=tuple(std))
+    other = copy.copy(data)
+    other.mean, other.std = check_channels("mean", mean, 3, data.name), check_channels("std", std, 3, data.name)
+    return other
 
 
 def hold_out(data: Data, count: int) -> tuple[Data, Data]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits
-from anyprec.nn.gradients import clip_round
+from anyprec.nn.gradients import clip_round, clip_round_in_range
 from anyprec.nn.width_tables import add_missing_entries, check_integer_width, width_table
 from anyprec.widths import FLOAT, INTEGER_WIDTHS
 
@@ -60,6 +60,8 @@ class ActQuantizer(nn.Module):
         levels = (1 << bits) - 1
         r = self.range(bits)
         y = y if self.divisors is None else y / self.divisors
+        if r is not None and r.dim() == 0 and not self.signed and torch.is_grad_enabled():
+            return clip_round_in_range(y, r, levels)
         a = y if r is None else y / r
         q = 2 * clip_round((a + 1) / 2, levels) - 1 if self.signed else clip_round(a, levels)
         return q if r is None else r * q

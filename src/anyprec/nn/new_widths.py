@@ -58,7 +58,7 @@ def fit_widths(model: nn.Module, widths: Iterable[int], batches: Sequence[Tensor
     has no scale of its own at k bits.
     """
     widths = [k for k in widths if k != FLOAT]
-    for clip in _clips(model, batches):
+    for clip in _clips(model, batches, widths):
         layers = [layer for layer in clip.readers if isinstance(layer, AnyLayer) and layer.quantizer.learned]
         if len(layers) < len(clip.readers):
             continue
@@ -84,7 +84,16 @@ class _Clip:
     readers: set[nn.Module] = field(default_factory=set)
 
 
-def _clips(model: nn.Module, batches: Sequence[Tensor]) -> list[_Clip]:
+def run_in_float(model: nn.Module) -> None:
+    """Layers and activations as at 32 bits, for a model whose norms have no table for it; `bits` undoes it."""
+    for module in model.modules():
+        if isinstance(module, AnyLayer):
+            module.bits = FLOAT
+        elif isinstance(module, AnyActivation):
+            module.act_bits = FLOAT
+
+
+def _clips(model: nn.Module, batches: Sequence[Tensor], new: Sequence[int]) -> list[_Clip]:
     """Found by running the model in float and asking who is given the very tensor that another made."""
     clips: dict[nn.Module, _Clip] = {}
     made: dict[int, tuple[nn.Module, Tensor]] = {}  # who made a tensor, by its id; kept alive, so ids are not reused
@@ -114,6 +123,8 @@ def _clips(model: nn.Module, batches: Sequence[Tensor]) -> list[_Clip]:
     model.eval()
     try:
         with bits(model, FLOAT if FLOAT in norm_widths(model) else max(norm_widths(model))):
+            if not set(norm_widths(model)) - set(new):  # all tables are still copies: run as what they were made for
+                run_in_float(model)
             for images in batches:
                 model(images)
                 made.clear()

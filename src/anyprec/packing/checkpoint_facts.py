@@ -18,6 +18,7 @@ from anyprec.preprocessing import Preprocessing
 from anyprec.training.checkpoint import preprocessing_in
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.run import eval_augment
+from anyprec.training.trained_run import as_trained
 from anyprec.widths import FLOAT
 from anyprec.zoo import ZOO
 
@@ -50,7 +51,7 @@ def training_images(
     data = load_data(dataset, "train", folder)
     if isinstance(data, MaskData):  # photographs of any size: cut to one, as in training
         cut, count = recipe.get("augment", DATASETS[dataset].augment), min(len(data), RANGE_IMAGES // 4)
-        images, _ = next(iter(batches(data, count, augment=cut, train=True, prefetch=0)))
+        images, _ = next(iter(batches(as_trained(data, image), count, augment=cut, train=True, prefetch=0)))
         return to_tensor(images)
     some = balanced_subset(data, RANGE_IMAGES)
     images, _ = next(iter(batches(some, len(some), augment=augment, preprocessing=image, prefetch=0)))

@@ -11,11 +11,12 @@ from anyprec.data import DATASETS, batches
 from anyprec.data.catalog import Data
 from anyprec.errors import CheckpointError, RecipeError, UncalibratedBits
 from anyprec.nn.switching import widths_of
+from anyprec.preprocessing import Preprocessing
 from anyprec.training.checkpoint import load_model, load_state, training_facts
 from anyprec.training.evaluate import to_tensor
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import eval_augment
-from anyprec.training.trained_run import check_fits, checkpoint_of, preprocessing_for, recipe_of, sized_as_trained
+from anyprec.training.trained_run import as_trained, check_fits, checkpoint_of, preprocessing_for, recipe_of
 from anyprec.widths import FLOAT
 from anyprec.zoo.float_weights import from_float
 from anyprec.zoo.reference import find_layout, from_reference
@@ -62,15 +63,16 @@ def kept_facts(path: str, training: Data, test: Data, recipe: Recipe) -> dict[st
     how = preprocessing_for(file, test)
     facts = training_facts(training, eval_augment(recipe.augment))
     check_fits(record, training)
-    sized_as_trained(training, record, file)
     return facts if how is None else {"preprocessing": how.to_dict(), "classes": list(training.classes)}
 
 
-def training_batches(data: Any, recipe: Recipe, device: str) -> list[torch.Tensor]:
-    """Augmented as in training: norms hold the statistics of such images, zero borders and all.
+def training_batches(data: Any, recipe: Recipe, device: str, how: Preprocessing | None = None) -> list[torch.Tensor]:
+    """Augmented as in training: norms hold the statistics of such images, zero borders and all. `how` is what the
+    source was trained with.
 
     ResNet-20 on CIFAR-10, calibrated at 8 bit: 92.1 % with random crops, 87.3 % without (float: 91.6 %).
     """
+    data = as_trained(data, how)
     most = recipe.batch_size if data.task == "segmentation" else SEEN_AT_ONCE
     size = len(data) // -(-len(data) // most)  # 300 images: 3 batches of 100
     source = batches(data, size, augment=recipe.augment, train=True, seed=recipe.seed)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from anyprec.data.augment import find_augment
 from anyprec.files import write_text
+from anyprec.nn.layers import use_winograd
 from anyprec.reproduce.store import Training
-from anyprec.training.joint import joint_step
+from anyprec.training.joint import choose_widths, joint_step
 from anyprec.training.optimizers import make_optimizer
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO, build
@@ -69,7 +70,10 @@ class StepTimes:
 def group(training: Training) -> str:
     """Trainings of one group differ in widths and loss alone, and share a rate."""
     recipe = training.recipe
-    return json.dumps([recipe.net, recipe.net_options, recipe.quantizer, recipe.data, recipe.augment], sort_keys=True)
+    how = [recipe.winograd] if recipe.winograd else []
+    return json.dumps(
+        [recipe.net, recipe.net_options, recipe.quantizer, recipe.data, recipe.augment, *how], sort_keys=True
+    )
 
 
 def steps(recipe: Recipe) -> int:
@@ -82,7 +86,11 @@ def estimate(training: Training, rates: dict[str, StepTimes]) -> float:
     tests = 1 + (recipe.epochs // recipe.eval_every if recipe.eval_every else 0)
     count = steps(recipe) * (1 + (1 / training.observe if training.observe else 0))
     count += EVALUATION * facts.test * tests / recipe.batch_size
-    return count * rates[group(training)].step(recipe.batch_size, len(recipe.widths))
+    return count * rates[group(training)].step(recipe.batch_size, widths_a_step(recipe))
+
+
+def widths_a_step(recipe: Recipe) -> int:
+    return len(choose_widths(recipe.widths, recipe.sampling, recipe.sandwich_random, recipe.seed, 0))
 
 
 def measure(training: Training, batches: tuple[int, int] = GUESS_BATCHES, repeat: int = 2) -> StepTimes:
@@ -108,6 +116,8 @@ def step_seconds(recipe: Recipe, widths: Sequence[int], batch: int, repeat: int)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = images.contiguous(memory_format=torch.channels_last)
+    if recipe.winograd and device.type == "cpu":
+        use_winograd(model)
     optimizer = make_optimizer(model, recipe)
     best = float("inf")
     clock = time.perf_counter if device.type == "cuda" else time.process_time

@@ -46,10 +46,10 @@ class DryRunRow:
 
 
 def dry_run(
-    experiments: Sequence[Experiment], scale: str, tell: Callable[[str], None] = lambda line: None
+    experiments: Sequence[Experiment], scale: str, tell: Callable[[str], None] = lambda line: None, seeds: int = 1
 ) -> dict[str, Any]:
     """{"networks": [DryRunRow...], "experiments": {name: hours}, "hours": all, shared trainings counted once}."""
-    trainings = trainings_of(experiments, scale)
+    trainings = trainings_of(experiments, scale, seeds)
     groups: dict[str, list[Training]] = {}
     for training in trainings:
         groups.setdefault(group(training), []).append(training)
@@ -68,11 +68,13 @@ def dry_run(
     # One training at a time; an experiment's hours count all it needs, shared or not.
     hours = {t: estimate(t, rates) / 3600 for t in trainings}
     each = {
-        e.name: sum(hours[t] for t in trainings_of([e], scale)) + e.seconds.get(scale, 0) / 3600 for e in experiments
+        e.name: sum(hours[t] for t in trainings_of([e], scale, seeds)) + seeds * e.seconds.get(scale, 0) / 3600
+        for e in experiments
     }
-    total = sum(hours.values()) + sum(e.seconds.get(scale, 0) for e in experiments) / 3600
+    total = sum(hours.values()) + seeds * sum(e.seconds.get(scale, 0) for e in experiments) / 3600
     return {
         "scale": scale,
+        "seeds": seeds,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "networks": [asdict(row) for row in rows],

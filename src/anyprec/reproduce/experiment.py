@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from anyprec.nn.calibrate import calibrate
 from anyprec.nn.switching import widths_of
 from anyprec.report.record import PAPER, Claim, Picture, Result, Row, Table
 from anyprec.reproduce.scales import CALIBRATION, IMAGES, PaperNetwork, default_net
-from anyprec.reproduce.store import Training, TrainingStore, width_name
+from anyprec.reproduce.store import Training, TrainingStore, seeded, width_name
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.run import eval_augment
 from anyprec.widths import DEFAULT_WIDTHS
@@ -40,9 +41,10 @@ class Experiment:
     run: Callable[[Context], Finding]
     seconds: Mapping[str, float] = field(default_factory=dict)  # scale -> rough time of `run`, for the ETA
 
-    def key(self, scale: str) -> str:
+    def key(self, scale: str, seeds: int = 1) -> str:
         """A hash of what its result rests on: a result with another key is made anew."""
-        record = [VERSION, scale, sorted({t.key for t in self.trainings(scale)})]
+        keys = {seeded(t, seed).key for t in self.trainings(scale) for seed in range(seeds)}
+        record = [VERSION, scale, sorted(keys)]
         return hashlib.sha256(json.dumps(record).encode()).hexdigest()[:12]
 
 
@@ -56,10 +58,10 @@ class Finding:
     scaled: Sequence[str] = ()
     notes: Sequence[str] = ()
 
-    def result(self, experiment: Experiment, scale: str) -> Result:
+    def result(self, experiment: Experiment, scale: str, seeds: int = 1) -> Result:
         return Result(
             experiment.name, experiment.title, scale, experiment.found, tuple(self.tables), tuple(self.claims),
-            tuple(self.pictures), tuple(self.scaled), tuple(self.notes), key=experiment.key(scale),
+            tuple(self.pictures), tuple(self.scaled), tuple(self.notes), key=experiment.key(scale, seeds),
         )  # fmt: skip
 
 
@@ -121,6 +123,49 @@ class Context:
 
     def at(self, folder: Path) -> Context:
         return replace(self, folder=folder)
+
+
+# --- Several seeds ---------------------------------------------------------------------------------------------------
+
+
+def over_seeds(found: Sequence[Finding]) -> Finding:
+    """What one experiment found with each seed, as one: means and deviations; a claim holds if it does every time."""
+    if len(found) == 1:
+        return found[0]
+    first = found[0]
+    tables = [mean_table([f.tables[i] for f in found]) for i in range(len(first.tables))]
+    claims = [joint_claim([f.claims[i] for f in found]) for i in range(len(first.claims))]
+    drawn = f"With the first of {len(found)} seeds."
+    pictures = [replace(picture, caption=f"{picture.caption} {drawn}".strip()) for picture in first.pictures]
+    notes = list(dict.fromkeys(note for f in found for note in f.notes))
+    return Finding(tables, claims, pictures, first.scaled, notes)
+
+
+def mean_table(tables: Sequence[Table]) -> Table:
+    """Our rows as the mean over the seeds, each with its deviation (of a sample: n - 1) under it."""
+    rows: list[Row] = []
+    for same in zip(*(table.rows for table in tables), strict=True):
+        row = same[0]
+        assert all(other.labels == row.labels and other.of == row.of for other in same), "seeds gave other rows"
+        if row.of == PAPER or not row.values:
+            rows.append(row)
+            continue
+        columns = list(zip(*(other.values for other in same), strict=True))
+        known = [[v for v in column if v is not None] for column in columns]
+        whole = [values if len(values) == len(same) else [] for values in known]
+        rows.append(replace(row, values=tuple(statistics.mean(v) if v else None for v in whole)))
+        spread = tuple(statistics.stdev(v) if v else None for v in whole)
+        rows.append(replace(row, labels=(*row.labels[:-1], f"{row.labels[-1]}, deviation".lstrip(", ")), values=spread))
+    note = f"Means over {len(tables)} seeds, and the deviation of a run."
+    return replace(tables[0], rows=tuple(rows), note=f"{tables[0].note} {note}".strip())
+
+
+def joint_claim(claims: Sequence[Claim]) -> Claim:
+    assert len({claim.sentence for claim in claims}) == 1, "seeds gave other claims"
+    tested = [claim.holds for claim in claims]
+    holds = None if None in tested else all(tested)
+    each = " ".join(f"Seed {i} ({claim.verdict}): {claim.numbers}" for i, claim in enumerate(claims))
+    return Claim(claims[0].sentence, holds, f"With {tested.count(True)} of {len(tested)} seeds. {each}")
 
 
 # --- Words and numbers ------------------------------------------------------------------------------------------------

@@ -216,5 +216,5 @@ EXPERIMENT = Experiment(
     "norms put that right in a trained AlexNet. A weight of fewer bits is that of more, shifted.",
     trainings,
     run,
-    {"paper": 30, "small": 20, "tiny": 4},
+    {"paper": 30, "medium": 60, "small": 20, "tiny": 4},
 )

@@ -63,5 +63,5 @@ EXPERIMENT = Experiment(
     "between, and every precision from 1 to 8 bit can be chosen at run time.",
     trainings,
     run,
-    {"paper": 300, "small": 60, "tiny": 3},
+    {"paper": 300, "medium": 80, "small": 60, "tiny": 3},
 )

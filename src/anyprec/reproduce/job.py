@@ -21,7 +21,7 @@ from typing import Any
 Tell = Callable[[float, str], None]  # (share done, what is done now)
 
 # {"kind": "train", "recipe": {...}, "after": {...} | None, "observe": 8, ...} and {"kind": "experiment", "name": ...};
-# both have "scale", "out", "data", "device"
+# both have "scale", "seeds", "out", "data", "device"
 Job = dict[str, Any]
 
 
@@ -38,7 +38,7 @@ def perform(job: Job, tell: Tell) -> dict[str, Any]:
     else:
         from anyprec.reproduce.catalog import conclude
 
-        conclude(job["name"], job["scale"], out, store, tell)
+        conclude(job["name"], job["scale"], out, store, tell, job["seeds"])
     return {"seconds": time.monotonic() - started}
 
 

@@ -124,5 +124,5 @@ EXPERIMENT = Experiment(
     "and at the attacked width the model is as good as a dedicated one, or better.",
     trainings,
     run,
-    {"paper": 3600, "small": 780, "tiny": 10},
+    {"paper": 3600, "medium": 900, "small": 780, "tiny": 10},
 )

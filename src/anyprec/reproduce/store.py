@@ -6,6 +6,7 @@ with another setting never mistaken for it. A training that was cut off goes on;
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
@@ -82,6 +83,14 @@ def training(recipe: str, *settings: str, after: Training | None = None) -> Trai
     return Training(Recipe.load(FOLDER / f"{recipe}.toml").override(settings), after)
 
 
+def seeded(training: Training, seed: int) -> Training:
+    """The same training with another seed, from its start on. 0: the seed of its recipe."""
+    if seed == 0:
+        return training
+    after = None if training.after is None else seeded(training.after, seed)
+    return replace(training, recipe=replace(training.recipe, seed=training.recipe.seed + seed), after=after)
+
+
 def made_up(dataset: str, folder: Path) -> Path | None:
     """The data set of synthetic.py in folder/dataset, made if it is not there."""
     with locked(folder, wait=True):
@@ -100,9 +109,16 @@ class TrainingStore:
         self, root: Path, data_root: Path | None, device: str | None = None, synthetic: Path | None = None
     ) -> None:
         self.root, self.data_root, self.device, self.synthetic = root, data_root, device, synthetic
+        self.seed = 0
+
+    def at_seed(self, seed: int) -> TrainingStore:
+        """The same store, read for another seed: asked for a training, it answers of that one `seeded`."""
+        other = copy.copy(self)
+        other.seed = seed
+        return other
 
     def folder(self, training: Training) -> Path:
-        return self.root / training.name
+        return self.root / seeded(training, self.seed).name
 
     def done(self, training: Training) -> bool:
         return (self.folder(training) / "model.pt").exists()
@@ -142,6 +158,7 @@ class TrainingStore:
 
     def train(self, training: Training, tell: Tell | None = None) -> None:
         """Train, or go on, unless it is done. Two processes that want the same training wait for each other."""
+        assert self.seed == 0, "a store for another seed is for reading"
         folder = self.folder(training)
         with locked(folder, wait=True):
             if self.done(training):

@@ -66,5 +66,5 @@ EXPERIMENT = Experiment(
     "them in some; on SVHN it loses up to 2.7 points at 1 bit.",
     trainings,
     run,
-    {"paper": 60, "small": 10, "tiny": 5},
+    {"paper": 60, "medium": 20, "small": 10, "tiny": 5},
 )

@@ -150,5 +150,5 @@ EXPERIMENT = Experiment(
     "clipping (ACIQ): below 0.4 % on ImageNet. Any-precision training keeps 63.2 and 73.2 %.",
     trainings,
     run,
-    {"paper": 1800, "small": 240, "tiny": 8},
+    {"paper": 1800, "medium": 300, "small": 240, "tiny": 8},
 )

@@ -82,5 +82,5 @@ EXPERIMENT = Experiment(
     "the network is usable everywhere, trained at 2, 8 or 4, 8 it fails at 1 bit.",
     trainings,
     run,
-    {"paper": 900, "small": 240, "tiny": 6},
+    {"paper": 900, "medium": 300, "small": 240, "tiny": 6},
 )

@@ -183,5 +183,5 @@ EXPERIMENT = Experiment(
     "74.3 against 59.5, 71.5, 74.1) and within 0.3 points at 8 bit and float.",
     trainings,
     run,
-    {"paper": 1800, "small": 180, "tiny": 6},
+    {"paper": 1800, "medium": 300, "small": 180, "tiny": 6},
 )

@@ -107,5 +107,5 @@ EXPERIMENT = Experiment(
     "widths are the highest.",
     trainings,
     run,
-    {"paper": 10, "small": 5, "tiny": 2},
+    {"paper": 10, "medium": 10, "small": 5, "tiny": 2},
 )

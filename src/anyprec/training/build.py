@@ -16,6 +16,7 @@ from anyprec.data.catalog import Data
 from anyprec.errors import CheckpointError, RecipeError
 from anyprec.models import catalog
 from anyprec.nn.new_widths import load_widths
+from anyprec.preprocessing import Preprocessing
 from anyprec.training import checkpoint
 from anyprec.training.recipe import Recipe
 
@@ -59,6 +60,16 @@ def initial_record(path: str) -> dict[str, Any] | None:
     if record["kind"] != "model":
         raise CheckpointError(f"init={path!r} is a training in progress; name the model.pt of one that has ended")
     return record
+
+
+def trained_preprocessing(init: str) -> Preprocessing | None:
+    """What was done to images in the training that made `init`; None where it does not say."""
+    if (path := model_file_of(init)) is not None:
+        from anyprec.run.model import load
+
+        return load(path).preprocessing
+    record = initial_record(init)
+    return None if record is None else checkpoint.preprocessing_in(record, init)
 
 
 def check_task(recipe: Recipe, data: Data) -> None:

@@ -35,6 +35,7 @@ CHOICES = {
     "optimizer": tuple(choices.OPTIMIZERS),
     "schedule": ("steps", "cosine", "poly", "constant", "triangle", "one-cycle"),
     "amp": ("off", "bf16", "fp16"),
+    "normalization": ("dataset", "imagenet"),
 }
 TABLES = ("net_options", "width_weights")
 POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr", "norm_lr", "power")
@@ -56,6 +57,7 @@ class Recipe:
     data: str  # a name of anyprec.data
     net_options: Mapping[str, Any] = field(default_factory=dict)
     augment: str = "none"
+    normalization: str = "dataset"  # mean and deviation of pixels; "imagenet": what most published weights expect
     limit: int = 0  # use this many training images; 0 is all
     validation: int = 0  # hold this many training images out and evaluate on them, not on the test set; 0: none
     init: str = ""  # float weights, a model checkpoint or a model file (.apm, or a name) to start from

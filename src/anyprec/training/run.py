@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from anyprec.data import IGNORED, batches, load_data, steps_per_epoch
 from anyprec.data.augment import find_augment
-from anyprec.data.catalog import Data, balanced_subset, hold_out
+from anyprec.data.catalog import DATASETS, Data, balanced_subset, hold_out, renormalized
+from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD
 from anyprec.errors import CheckpointError, Diverged, RecipeError
 from anyprec.files import cannot_write, locked
 from anyprec.nn.act_quantizer import ActQuantizer
@@ -35,7 +37,7 @@ from anyprec.nn.switching import any_layers, set_bits
 from anyprec.progress import Progress
 from anyprec.training import checkpoint
 from anyprec.training.average import WeightAverage
-from anyprec.training.build import build_network, check_task, model_file_of
+from anyprec.training.build import build_network, check_task, model_file_of, trained_preprocessing
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
 from anyprec.training.joint import choose_widths, joint_step, shares_stem
@@ -45,6 +47,7 @@ from anyprec.training.recipe import Recipe
 from anyprec.training.run_folder import RunLog, clear_run, open_folder
 from anyprec.widths import FLOAT
 
+NORMALIZATIONS = {"imagenet": (PHOTO_MEAN, PHOTO_STD)}  # of recipes, beside that of the data set
 NORM_BATCHES = 16  # for the norm statistics of averaged weights
 
 
@@ -114,6 +117,7 @@ class TrainingRun:
         if model is None:
             model, self.new_widths = build_network(recipe, self.train_data)
             if saved is None:
+                self._check_normalization()
                 self._unpack(model)
         self.model = model.to(processes.device)
         if recipe.channels_last:
@@ -272,6 +276,23 @@ class TrainingRun:
 
             unpack(model, path, [images.cpu() for images in self._images(NORM_BATCHES)])
 
+    def _check_normalization(self) -> None:
+        """Refuses images normalized otherwise than in the training of `init`, where the recipe could say the same."""
+        how = trained_preprocessing(self.recipe.init) if self.recipe.init else None
+
+        def same(mean: Sequence[float], std: Sequence[float]) -> bool:
+            return how is None or np.allclose((*how.mean, *how.std), (*mean, *std), atol=1e-4)
+
+        spec = DATASETS[self.recipe.data]
+        if how is None or how.channels != len(spec.mean) or same(self.train_data.mean, self.train_data.std):
+            return
+        known = {"dataset": (spec.mean, spec.std), **NORMALIZATIONS}
+        if fits := [name for name, pair in known.items() if same(*pair)]:
+            raise RecipeError(
+                f"init={self.recipe.init!r} was trained with normalization={fits[0]!r}, this recipe has "
+                f"{self.recipe.normalization!r}; give it the same: --set normalization={fits[0]}"
+            )
+
     def _fit_stem(self) -> None:
         """A stem that whitens is made from training images; with `init`, it came with the other weights."""
         model = self.model
@@ -368,10 +389,14 @@ class TrainingRun:
 def load_splits(recipe: Recipe, root: str | Path | None, download: bool = False) -> tuple[Data, Data]:
     """What a recipe trains on and what it is evaluated on: the test set, or images held out from training."""
     limit = recipe.limit or None
+
+    def load(split: str, limit: int | None = None) -> Data:
+        data = load_data(recipe.data, split, root, download=download, limit=limit)
+        return data if recipe.normalization == "dataset" else renormalized(data, *NORMALIZATIONS[recipe.normalization])
+
     if not recipe.validation:
-        train_data = load_data(recipe.data, "train", root, download=download, limit=limit)
-        return train_data, load_data(recipe.data, "test", root, download=download)
-    rest, held_out = hold_out(load_data(recipe.data, "train", root, download=download), recipe.validation)
+        return load("train", limit), load("test")
+    rest, held_out = hold_out(load("train"), recipe.validation)
     return (rest if limit is None else balanced_subset(rest, limit)), held_out
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anyprec.data import DATASETS, FileData
-from anyprec.data.catalog import Data
+from anyprec.data.catalog import Data, renormalized
 from anyprec.data.loader import check_channels_fit
 from anyprec.errors import DataError, RecipeError
 from anyprec.files import locked
@@ -63,10 +63,13 @@ def check_fits(record: Mapping[str, Any], data: Data) -> None:
     check_channels_fit(data, record["net_options"].get("in_channels", known.shape[2]))
 
 
-def sized_as_trained(data: Data, record: dict[str, Any], path: Path) -> Data:
-    """Photographs of another folder, brought to the side the network was trained at; for training batches."""
-    how = preprocessing_in(record, path)
-    if isinstance(data, FileData) and how is not None and how.size is not None:
+def as_trained(data: Data, how: Preprocessing | None) -> Data:
+    """For training batches: normalized as in the network's training, photographs brought to the side it had there."""
+    if how is None:
+        return data
+    if (data.mean, data.std) != (how.mean, how.std) and len(data.mean) == how.channels:
+        data = renormalized(data, how.mean, how.std)
+    if isinstance(data, FileData) and how.size is not None:
         data.size = how.size[0]
     return data
 

@@ -17,6 +17,11 @@ from anyprec.nn.layers import AnyConv2d
 from anyprec.zoo.parts import Parts, ZooNetwork
 
 
+def rectified(y: Tensor) -> Tensor:
+    """ReLU; in training in place of y, which nothing else reads: 8 MB less to write and to keep a layer."""
+    return torch.relu_(y) if torch.is_grad_enabled() and y.requires_grad else torch.relu(y)
+
+
 class HeBlock(nn.Module):
     """conv, norm, ReLU, conv, norm, plus the shortcut, ReLU. The shortcut carries the unquantized input."""
 
@@ -35,10 +40,10 @@ class HeBlock(nn.Module):
         self.bn2 = parts.norm(channels, clipped=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        y = self.bn2(self.conv2(rectified(self.bn1(self.conv1(x)))))
         if self.extra:  # every second pixel; half of the new channels, all zero, before the old ones and half after
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
-        return torch.relu(y + x)
+        return rectified(y + x)
 
 
 class HeResNet(ZooNetwork):
@@ -71,7 +76,7 @@ class HeResNet(ZooNetwork):
         return y
 
     def body(self, z: Tensor) -> Tensor:
-        z = torch.relu(self.bn1(z))
+        z = rectified(self.bn1(z))
         z = self.layer3(self.layer2(self.layer1(z)))
         y: Tensor = self.linear(z.mean(dim=(2, 3)))
         return y
