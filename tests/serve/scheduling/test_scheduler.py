@@ -594,3 +594,21 @@ def wait_until(true, seconds=5.0):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_the_margin_follows_what_sending_takes():
+    scheduler = Scheduler(
+        Fake(), LatencyTable({"8": {1: 0.001}}), slo=0.1, margin=0.002, levels=served_levels(Fake(widths=(8,)))
+    )
+    for _ in range(64):
+        scheduler.sent(0.001)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(2.0), "at least what was given"
+    for i in range(256):
+        scheduler.sent(0.010 if i % 5 else 0.001)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(10.0) and scheduler.margin == 0.002
+    for _ in range(256):
+        scheduler.sent(5.0)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(40.0), "never more than 0.4 of the target"
+    for _ in range(256):
+        scheduler.sent(0.0)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(2.0)

@@ -201,6 +201,9 @@ class App:
         if http.inference:
             now = time.monotonic()
             self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
+            if http.status == 200 and len(http.runs) == 1 and http.served is not None and http.served.now is not None:
+                run = http.runs[0]
+                http.served.now.scheduler.sent(max(0.0, now - http.arrived() - run.queue_s - run.run_s))
             self.look()
 
     def _log(self, http: HttpExchange) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 from anyprec.errors import AnyprecError, Cancelled, Draining, Expired, InputError, ServeError
 from anyprec.run.model import CancelToken
-from anyprec.serve.connections.cores import pin_thread
+from anyprec.serve.connections.cores import pin_thread, run_behind_http
 from anyprec.serve.monitoring.condition import Precision
 from anyprec.serve.scheduling.answer import Answer, Deliver, Done, Outcome, call_each, set_future
 from anyprec.serve.scheduling.core import Batch, Rejection, SchedulerCore, default_margin
@@ -43,6 +44,9 @@ from anyprec.serve.scheduling.stats import SchedulerStats
 __all__ = ["Answer", "QueueLimits", "Request", "Scheduler"]
 
 IDLE_S = 0.25  # an idle engine thread wakes this often, to drop expired requests and re-time stale table cells
+SENDING = 0.95  # quantile of the time from a run's end until its answer is sent that is kept back from deadlines ...
+SENDING_RUNS = 256  # ... of so many answers
+MOST_MARGIN = 0.4  # of the SLO
 PROBE_SHARE = 0.25  # longest run that only keeps the latency table up to date, as a fraction of the SLO
 
 log = logging.getLogger("anyprec.serve")
@@ -55,7 +59,8 @@ class Scheduler:
 
     deliver: called once per batch with [(done, outcome), ...], from an engine thread or from the thread whose request
     displaced another. A server passes one that hands all of them to its event loop at once.
-    margin: seconds kept back from every deadline for sending the answer. None: a tenth of the SLO, at most 5 ms.
+    margin: seconds kept back from every deadline for sending the answer, at least. None: a tenth of the SLO, at most
+        5 ms. What `sent` is told may raise it.
     cores: CPU cores the engine threads keep to; None: any.
     image_size: (H, W) the table was measured with, for models that take any size.
     """
@@ -112,6 +117,9 @@ class Scheduler:
         self._draining = False
         self._ended = False
         self._stats = SchedulerStats()
+        self._margin = self._core.margin  # at least
+        self._sending: deque[float] = deque(maxlen=SENDING_RUNS)
+        self._sent = 0
 
     # --- Start and end --------------------------------------------------------------------------------------------
 
@@ -224,6 +232,7 @@ class Scheduler:
 
     def _serve(self) -> None:
         pin_thread(self._cores)
+        run_behind_http()
         while True:
             batch: Batch | None = None
             probe: tuple[str, int] | None = None
@@ -408,12 +417,23 @@ class Scheduler:
 
     @property
     def margin(self) -> float:
-        return self._core.margin
+        """Seconds kept back from every deadline for sending the answer, at least; `sent` may raise it."""
+        return self._margin
 
     @margin.setter
     def margin(self, margin: float) -> None:
         with self._lock:
-            self._core.margin = margin
+            self._margin = self._core.margin = margin
+
+    def sent(self, seconds: float) -> None:
+        """An answer was sent so long after its run had ended. The margin follows an upper quantile of that."""
+        with self._lock:
+            self._sending.append(seconds)
+            self._sent += 1
+            if self._sent % 16 == 0 and len(self._sending) >= 32:
+                ordered = sorted(self._sending)
+                found = ordered[int(SENDING * (len(ordered) - 1))]
+                self._core.margin = max(self._margin, min(found, MOST_MARGIN * self.slo))
 
     def replace_model(
         self, model: ServableModel, table: LatencyTable | None = None, levels: ServedLevels | None = None

@@ -253,7 +253,8 @@ function strips() {
     });
     return [make("dt", {}, words), make("dd", { class: "strip", "aria-label": `bits by layer: ${bits.join(", ")}` }, ...cells)];
   });
-  box.replaceChildren(make("dl", {}, ...lines.flat()));
+  const also = used !== "auto" && share !== null ? [make("p", { class: "quiet" }, `Of the inputs that ran at the cascade, ${percent(share)} went on.`)] : [];
+  box.replaceChildren(make("dl", {}, ...lines.flat()), ...also);
 }
 
 // --- Charts -----------------------------------------------------------------------------------------------------------
