@@ -163,6 +163,18 @@ def test_masks_of_image_files(file, data, pictures, tmp_path, capsys):
     assert np.array_equal(mixed, overlaid(pixels, pixels.argmax(axis=2), voc_colors(3)))
 
 
+def test_the_mask_of_one_picture(file, data, pictures, tmp_path, capsys):
+    run(capsys, file, pictures / "test" / "s1.png", "--bits", "8", "--out", tmp_path / "mask.png")
+    mask = Image.open(tmp_path / "mask.png")
+    assert mask.mode == "P" and np.array_equal(np.asarray(mask), data.pair(1)[0].argmax(axis=2))
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".png"] == ["mask.png"]
+    for more in ([pictures / "test"], [pictures / "test" / "s1.png", "--bits", "1,8"]):
+        words = "takes one picture at one width; for more of them give --masks DIR"
+        assert words in error(capsys, file, *more, "--out", tmp_path / "other.png")
+    assert "give a file .npy, or .png for a mask" in error(capsys, file, pictures / "test", "--out", tmp_path / "x.jpg")
+    assert not (tmp_path / "other.png").exists()
+
+
 def test_shares_of_classes_are_shown(file, data, pictures, capsys):
     image = pictures / "test" / "s1.png"
     shares = np.bincount(data.pair(1)[0].argmax(axis=2).ravel(), minlength=3) / 25

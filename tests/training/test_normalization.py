@@ -10,7 +10,9 @@ from anyprec.data.sets import PHOTO_MEAN, PHOTO_STD
 from anyprec.errors import RecipeError
 from anyprec.packing.packing import pack
 from anyprec.training import run as run_module
+from anyprec.training.build import build_network
 from anyprec.training.checkpoint import load_model, load_state, preprocessing_in
+from anyprec.training.evaluate import evaluate
 from anyprec.training.recipe import Recipe
 from anyprec.training.run import load_splits, train
 from anyprec.training.trained_run import as_trained, preprocessing_for
@@ -67,3 +69,15 @@ def test_going_on_with_another_normalization_is_refused(images, tmp_path, kind):
 def test_an_unknown_one_is_refused():
     with pytest.raises(RecipeError, match="normalization='photo' is not allowed; choose one of dataset, imagenet"):
         SMALL.override(["normalization=photo"])
+
+
+def test_the_recipe_gives_published_weights_what_they_expect(data_root):
+    """Before the first step the float width has the weights' own accuracy: 182 of the first 200 test images."""
+    weights = data_root / "weights" / "resnet20-12fca82f.th"
+    if not weights.is_file():
+        pytest.skip(f"no float weights {weights}")
+    recipe = Recipe.load("cifar10-resnet20-he").override([f"init='{weights}'", "validation=0", "limit=128"])
+    train_data, test = load_splits(recipe, data_root)
+    model, new_widths = build_network(recipe, train_data)
+    found = evaluate(model, test.take(np.arange(200)), [32], augment="none")
+    assert not new_widths and found[32]["accuracy"] == pytest.approx(91.0, abs=0.5)

@@ -75,7 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images = parser.add_argument_group("for images")
     images.add_argument("--layout", choices=LAYOUTS, help="layout of .npy arrays (default: detected from the channels)")
     images.add_argument("--top", type=int, metavar="N", help="classes to show (default: 3)")
-    images.add_argument("--out", metavar="FILE.npy", help="also write the outputs")
+    images.add_argument(
+        "--out",
+        metavar="FILE",
+        help="also write the outputs: .npy; or, for the segmentation of one picture, its mask: .png",
+    )
     images.add_argument("--masks", metavar="DIR", help="for segmentation: also write colored masks and overlays")
     tests = parser.add_argument_group("for a test set")
     tests.add_argument("--dataset", metavar="NAME", help="accuracy over this data set's test images, such as digits")
@@ -145,6 +149,9 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
     if args.masks:
         segmentation.check_folder(args.masks)
     files = find_files(args.images)
+    as_mask = bool(args.out) and Path(args.out).suffix == ".png"
+    if as_mask and (sum(map(count_images, files)) != 1 or len(profiles) != 1):
+        raise AnyprecError(f"--out {args.out} takes one picture at one width; for more of them give --masks DIR")
     total = sum(map(count_images, files)) * len(profiles)
     records: list[dict[str, Any]] = []
     outputs: Outputs = {profile: [] for profile in profiles}
@@ -161,7 +168,10 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
                     answers[profile] = [answer(model, image, top, batch.layout) for image in y[0]]
                     if args.masks:
                         write_masks(args.masks, model, batch, y[0], profile)
-                    if args.out:  # else maps of many images would fill the memory for nothing
+                    if as_mask:
+                        ((_, _, mask, palette),) = masks_of("--out FILE.png", model, batch, y[0])
+                        segmentation.save_mask(args.out, mask, palette)
+                    elif args.out:  # else maps of many images would fill the memory for nothing
                         outputs[profile].append(y)
                     if bar:
                         bar.update(len(batch.names))
@@ -170,7 +180,7 @@ def run_images(args: argparse.Namespace, model: PackedModel) -> int:
                     if drawn:
                         record["drawn"] = {profile: widths[i] for profile, widths in drawn.items()}
                     records.append(record)
-    if args.out:
+    if args.out and not as_mask:
         save(outputs, args.out)
     if not all(map(is_array, files)):
         warn(missing_preprocessing(model, args.size))
@@ -222,19 +232,29 @@ def answer(model: PackedModel, y: npt.NDArray[np.float32], top: int, layout: str
 
 def write_masks(folder: str, model: PackedModel, batch: ImageBatch, y: npt.NDArray[np.float32], profile: str) -> None:
     """street.8bit.png and street.8bit.overlay.png for image street.jpg; x_3.8bit.png for x.npy[3]."""
+    bits = f"{profile}bit" if profile.isdigit() else profile
+    for name, image, mask, palette in masks_of("--masks", model, batch, y):
+        stem = re.sub(r"\.\w+$|\]", "", name).replace(".npy[", "_")
+        segmentation.save_masks(folder, f"{stem}.{bits}", image, mask, palette)
+
+
+def masks_of(
+    option: str, model: PackedModel, batch: ImageBatch, y: npt.NDArray[np.float32]
+) -> list[tuple[str, npt.NDArray[np.uint8], npt.NDArray[np.intp], npt.NDArray[np.uint8]]]:
+    """Of each image its name, its pixels, the class of each pixel, and the colors of the classes."""
     if y.ndim != 4 or batch.images.dtype != np.uint8:
         why = f"{model.name} gives one answer an image" if y.ndim != 4 else "arrays of floats are no pictures"
-        raise AnyprecError(f"--masks is for a segmentation of image files or uint8 arrays, but {why}; leave it out")
+        raise AnyprecError(f"{option} is for a segmentation of image files or uint8 arrays, but {why}; leave it out")
     images, maps = (a.transpose(0, 2, 3, 1) if batch.layout == "NCHW" else a for a in (batch.images, y))
     if maps.shape[1:3] != images.shape[1:3] or not 2 <= maps.shape[3] <= 255:
         raise AnyprecError(
-            f"--masks: {model.name} gives maps of {maps.shape[1:]}, no class for every pixel; leave it out"
+            f"{option}: {model.name} gives maps of {maps.shape[1:]}, no class for every pixel; leave it out"
         )
     palette = segmentation.colors(model.labels, maps.shape[3])
-    bits = f"{profile}bit" if profile.isdigit() else profile
-    for name, image, scores in zip(batch.names, images, maps, strict=True):
-        stem = re.sub(r"\.\w+$|\]", "", name).replace(".npy[", "_")
-        segmentation.save_masks(folder, f"{stem}.{bits}", image, np.argmax(scores, axis=2), palette)
+    return [
+        (name, image, np.argmax(scores, axis=2), palette)
+        for name, image, scores in zip(batch.names, images, maps, strict=True)
+    ]
 
 
 def images_table(records: Sequence[dict[str, Any]]) -> str:
@@ -268,8 +288,8 @@ def shown(value: float | None) -> str:
 
 def check_out(path: str) -> None:
     """Before the work, not after it."""
-    if Path(path).suffix != ".npy" or not Path(path).absolute().parent.is_dir():
-        raise AnyprecError(f"--out {path}: give a file .npy in a folder that is there")
+    if Path(path).suffix not in (".npy", ".png") or not Path(path).absolute().parent.is_dir():
+        raise AnyprecError(f"--out {path}: give a file .npy, or .png for a mask, in a folder that is there")
 
 
 def save(outputs: Outputs, path: str) -> None:

@@ -119,12 +119,19 @@ def save_masks(folder: str | Path, stem: str, image: Pixels, mask: npt.NDArray[n
     """STEM.png and STEM.overlay.png."""
     from PIL import Image
 
+    save_mask(Path(folder) / f"{stem}.png", mask, palette)
+    with written_whole(Path(folder) / f"{stem}.overlay.png") as file:
+        Image.fromarray(overlaid(image, mask, palette)).save(file, "PNG")
+
+
+def save_mask(path: str | Path, mask: npt.NDArray[np.integer], palette: Pixels) -> None:
+    """A palette PNG whose pixels are class numbers."""
+    from PIL import Image
+
     picture = Image.fromarray(mask.astype(np.uint8))
     picture.putpalette(palette.tobytes())
-    overlay = Image.fromarray(overlaid(image, mask, palette))
-    for made, name in ((picture, f"{stem}.png"), (overlay, f"{stem}.overlay.png")):
-        with written_whole(Path(folder) / name) as file:
-            made.save(file, "PNG")
+    with written_whole(path) as file:
+        picture.save(file, "PNG")
 
 
 def check_folder(folder: str) -> None:
