@@ -249,6 +249,8 @@ std::vector<const TileKernel *> tile_kernels(const Kernels &kernels) {
     for (const TileKernel *const *kernel = kernels.integer; *kernel; ++kernel)
         list.push_back(*kernel);
     list.push_back(kernels.floats);
+    if (kernels.float_row)
+        list.push_back(kernels.float_row);
     return list;
 }
 
@@ -304,13 +306,20 @@ int check_rows(const Kernels &kernels) {
                 expect(got.same(expected), what, n);
             };
             compare("depthwise_codes", [&](const Kernels &k, EpilogueData &f) {
-                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(),
+                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(), false,
+                                   f.at(0, 0, kind, nullptr, 0)});
+            });
+            std::vector<int32_t> small = integers; // sums fit 16 bits: at most 9 x 13 x 255
+            for (int32_t &weight : small)
+                weight %= 14;
+            compare("depthwise_codes, 16 bits", [&](const Kernels &k, EpilogueData &f) {
+                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, small.data(), true,
                                    f.at(0, 0, kind, nullptr, 0)});
             });
             const auto *bytes = reinterpret_cast<const uint8_t *>(values.data());
             compare("depthwise_floats", [&](const Kernels &k, EpilogueData &f) {
-                k.depthwise_floats(
-                    {bytes, float_offsets.data(), taps, pixels, n, weights.data(), f.at(0, 0, kind, nullptr, 0)});
+                k.depthwise_floats({bytes, float_offsets.data(), taps, pixels, n, weights.data(), false,
+                                    f.at(0, 0, kind, nullptr, 0)});
             });
             compare("epilogue", [&](const Kernels &k, EpilogueData &f) {
                 k.epilogue(values.data(), count, pixels, n, f.at(0, 0, kind, nullptr, 0));
