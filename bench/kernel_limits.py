@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import graphs
 import numpy as np
 
 import anyprec
+from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
 from anyprec.format.graph import Graph, Op
 from anyprec.progress import Progress

@@ -249,6 +249,8 @@ std::vector<const TileKernel *> tile_kernels(const Kernels &kernels) {
     for (const TileKernel *const *kernel = kernels.integer; *kernel; ++kernel)
         list.push_back(*kernel);
     list.push_back(kernels.floats);
+    if (kernels.float_row)
+        list.push_back(kernels.float_row);
     return list;
 }
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import graphs
 import numpy as np
 import serve_results
 from serve_results import Measured, Slice, grid_name, seed_of, slice_path
 
 import anyprec
+from anyprec.bench import random_networks as graphs
 from anyprec.data import ArrayData, load_data
 from anyprec.format.file import write
 from anyprec.loadtest import arrivals

@@ -56,6 +56,9 @@ inline void store_codes(uint8_t *p, const F (&v)[4]) {
     const I high = _mm256_packs_epi32(_mm256_cvtps_epi32(v[2]), _mm256_cvtps_epi32(v[3]));
     _mm256_storeu_si256(reinterpret_cast<I *>(p), packed(low, high));
 }
+inline void store_codes(uint8_t *p, const F (&v)[1]) {
+    store_codes(p, v[0], W);
+}
 inline void store_codes(uint8_t *p, const F (&v)[2]) {
     const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_castsi256_si128(packed(words, words)));

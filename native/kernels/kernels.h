@@ -379,6 +379,7 @@ struct Kernels {
                             size_t to_line);
     const FunctionKernels *functions;
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
+    const TileKernel *float_row = nullptr;     // `floats` for layers of one output pixel; nullptr: no other
     void (*release)() = nullptr; // called by each thread when it has run its tiles: AMX keeps a configuration
 };
 

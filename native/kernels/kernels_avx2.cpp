@@ -35,7 +35,43 @@ namespace {
 
 #include "kernels/epilogue.inl"
 
-#include "kernels/depthwise.inl"
+// --- Epilogue from registers -----------------------------------------------------------------------------------------
+
+// The epilogue of a whole tile without a detour through memory, for what nearly all layers need: scale, residual,
+// floats, codes. A tile of 6 x 16 outputs then takes 50 cycles beyond its products instead of 120, which is half of the
+// time of a layer with few input channels. What is rare (clips, signed inputs, partial vectors) stays with
+// epilogue_tile.
+inline bool ends_in_registers(const Epilogue &e, int doublings, bool whole) {
+    return whole && e.scale && e.doublings == doublings && !e.constants && !e.clip_first && !e.clip_second;
+}
+
+// N vectors of row r, from channel c on: as epilogue_vectors.
+template <int N> ANYPREC_INLINE void end_row(const Epilogue &e, size_t r, int c, F (&y)[N]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v)
+        y[v] = fma(y[v], load(e.scale + c + W * v, W), load(e.shift + c + W * v, W));
+    if (e.residual)
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v)
+            y[v] = add(y[v], load(e.residual + r * e.residual_stride + c + W * v, W));
+    if (e.out)
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v)
+            store(e.out + r * e.out_stride + c + W * v, y[v], W);
+    if (!e.codes)
+        return;
+    if (e.code_scale)
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v)
+            y[v] = fma(y[v], load(e.code_scale + c + W * v, W), load(e.code_shift + c + W * v, W));
+    const F levels = set1(e.levels);
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v)
+        y[v] = smaller(levels, y[v]);
+    store_codes(e.codes + r * e.codes_stride + c, y);
+}
+
+// --- Depthwise convolutions ------------------------------------------------------------------------------------------
 
 // Depthwise, two taps at a time: vpmaddwd adds the products of neighbors, here the codes of one channel at both taps.
 // Weights (w[t], w[t + 1]) are 16-bit integers side by side; codes are interleaved as bytes, then widened.
@@ -53,8 +89,10 @@ template <int V> struct PairBlock {
             }
     }
 
-    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
-        I acc[V] = {};
+    ANYPREC_INLINE void sums(const DepthwiseRow &d, int p, int c, I (&acc)[V]) const {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v)
+            acc[v] = I{};
         const uint8_t *base = d.base + c;
         const int32_t *offset = d.offsets + p;
         int t = 0;
@@ -62,9 +100,6 @@ template <int V> struct PairBlock {
             add_pair(base + offset[0], base + offset[d.pixels], pairs[t / 2][0], acc);
         if (t < d.taps)
             add_pair(base + offset[0], nullptr, pairs[t / 2][0], acc);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v)
-            store(out + W * v, acc[v]);
     }
 
     static ANYPREC_INLINE void add_pair(const uint8_t *a, const uint8_t *b, const int16_t *w, I (&acc)[V]) {
@@ -107,7 +142,7 @@ template <int V> struct ByteBlock {
         }
     }
 
-    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
+    ANYPREC_INLINE void sums(const DepthwiseRow &d, int p, int c, I (&out)[V]) const {
         I acc[kVectors] = {};
         const uint8_t *base = d.base + c;
         const int32_t *offset = d.offsets + p;
@@ -124,7 +159,7 @@ template <int V> struct ByteBlock {
         }
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v)
-            store(out + W * v, _mm256_cvtepi16_epi32(half[v]));
+            out[v] = _mm256_cvtepi16_epi32(half[v]);
     }
 
     // 32 codes; or 16, the second 8 of them in the upper half.
@@ -141,8 +176,203 @@ template <int V> struct ByteBlock {
     }
 };
 
+// --- Depthwise 3x3: columns are prepared once ------------------------------------------------------------------------
+
+//   column a  b  c        a column is three codes of one channel: two as a pair, one as a pair with zero.
+//          +--+--+--+     The next output of a line (stride 1) reads columns b, c and a new one;
+//   line 0 |  |  |  | \   with stride 2, column c and two new ones.
+//        1 |  |  |  | /  pair
+//        2 |  |  |  | -  pair with zero
+//          +--+--+--+
+
+// 8 bits: pairs of 16-bit integers, vpmaddwd. 16 channels: four vectors a column, twelve for three.
+struct WideColumns {
+    static constexpr int kChannels = 16, kVectors = 2;
+    alignas(32) int16_t weights[3][4][16];
+
+    WideColumns(const DepthwiseRow &d, int c) {
+        const int32_t *from = static_cast<const int32_t *>(d.weights) + c;
+        const size_t line = 3 * static_cast<size_t>(d.channels);
+        for (size_t column = 0; column < 3; ++column, from += d.channels)
+#pragma GCC unroll 2
+            for (size_t v = 0; v < 2; ++v) {
+                const I second = _mm256_slli_epi32(load(from + line + W * v), 16), none = I{};
+                store(weights[column][v], _mm256_blend_epi16(load(from + W * v), second, 0xAA));
+                store(weights[column][v + 2], _mm256_blend_epi16(load(from + 2 * line + W * v), none, 0xAA));
+            }
+    }
+    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(top));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(middle));
+        x[0] = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b));
+        x[1] = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b));
+        x[2] = load_codes(low, W);
+        x[3] = load_codes(low + W, W);
+    }
+    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            acc[i % 2] = add(acc[i % 2], _mm256_madd_epi16(x[i], load(weights[column][i])));
+    }
+    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
+        y[0] = to_float(acc[0]);
+        y[1] = to_float(acc[1]);
+    }
+};
+
+// Few bits: pairs of bytes, vpmaddubsw, sums of 16 bits. 32 channels; ByteBlock has their order.
+struct ByteColumns {
+    static constexpr int kChannels = 32, kVectors = 4;
+    alignas(32) int8_t weights[3][4][32];
+
+    ByteColumns(const DepthwiseRow &d, int c) {
+        const int32_t *from = static_cast<const int32_t *>(d.weights) + c;
+        const size_t line = 3 * static_cast<size_t>(d.channels);
+        for (size_t column = 0; column < 3; ++column, from += d.channels)
+            for (int pair = 0; pair < 2; ++pair) {
+                I both[4]; // two bytes in each lane of 32 bits
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; ++v) {
+                    const I low = set1(0xFF), first = load(from + 2 * pair * line + W * v);
+                    const I second = pair ? I{} : load(from + line + W * v);
+                    both[v] = _mm256_or_si256(_mm256_and_si256(first, low),
+                                              _mm256_slli_epi32(_mm256_and_si256(second, low), 8));
+                }
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; ++v)
+                    store(weights[column][2 * pair + v],
+                          _mm256_permute4x64_epi64(_mm256_packus_epi32(both[v], both[v + 2]), 0xD8));
+            }
+    }
+    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+        const I a = load(top), b = load(middle), c = load(low);
+        x[0] = _mm256_unpacklo_epi8(a, b);
+        x[1] = _mm256_unpackhi_epi8(a, b);
+        x[2] = _mm256_unpacklo_epi8(c, I{});
+        x[3] = _mm256_unpackhi_epi8(c, I{});
+    }
+    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            acc[i % 2] = _mm256_add_epi16(acc[i % 2], _mm256_maddubs_epi16(x[i], load(weights[column][i])));
+    }
+    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+            y[v] = to_float(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(acc[v])));
+            y[v + 2] = to_float(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(acc[v], 1)));
+        }
+    }
+};
+
+// How many columns of an output are those of the output before it: 2, 1 (its first is the other's last) or 0.
+void count_shared(const DepthwiseRow &d, uint8_t *shared) {
+    const auto same = [&](int p, int column, int before) {
+        for (int t = 0; t < 9; t += 3)
+            if (d.offsets[(t + column) * d.pixels + p] != d.offsets[(t + before) * d.pixels + p - 1])
+                return false;
+        return true;
+    };
+    // A whole line of stride 1: the offsets of a column are those of the one before it, shifted by an output.
+    const size_t others = static_cast<size_t>(d.pixels - 1);
+    bool line = true;
+    for (int t = 0; line && t < 9; ++t)
+        line = t % 3 == 2 || std::memcmp(d.offsets + t * d.pixels + 1, d.offsets + (t + 1) * d.pixels, 4 * others) == 0;
+    shared[0] = 0;
+    if (line) {
+        std::memset(shared + 1, 2, others);
+        return;
+    }
+    for (int p = 1; p < d.pixels; ++p)
+        shared[p] = same(p, 0, 1) && same(p, 1, 2) ? 2 : same(p, 0, 2) ? 1 : 0;
+}
+
+// For epilogues in registers. Channels from 0 on; returns the first channel that is left.
+template <typename Columns> int depthwise_3x3(const DepthwiseRow &d) {
+    uint8_t shared[kDepthwisePixels];
+    count_shared(d, shared);
+    int c = 0;
+    for (; c + Columns::kChannels <= d.channels; c += Columns::kChannels) {
+        const Columns columns(d, c);
+        const uint8_t *base = d.base + c;
+        const size_t line = 3 * static_cast<size_t>(d.pixels);
+        I x[3][4] = {};
+        for (int p = 0; p < d.pixels; ++p) {
+            const int32_t *offsets = d.offsets + p;
+            const auto read = [&](int column) {
+                const int32_t *at = offsets + static_cast<ptrdiff_t>(column) * d.pixels;
+                Columns::column(base + at[0], base + at[line], base + at[2 * line], x[column]);
+            };
+            const auto move = [&](int to, int from) {
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i)
+                    x[to][i] = x[from][i];
+            };
+            if (shared[p] == 2) {
+                move(0, 1);
+                move(1, 2);
+            } else {
+                if (shared[p])
+                    move(0, 2);
+                else
+                    read(0);
+                read(1);
+            }
+            read(2);
+            I acc[2] = {I{}, I{}};
+            columns.add_column(x[0], 0, acc);
+            columns.add_column(x[1], 1, acc);
+            columns.add_column(x[2], 2, acc);
+            F y[Columns::kVectors];
+            Columns::floats(acc, y);
+            end_row(d.epilogue, static_cast<size_t>(p), c, y);
+        }
+    }
+    return c;
+}
+
+// Channels from `first` on, in blocks of V vectors; returns the first channel that is left.
+template <template <int> class Block, int V>
+int depthwise_blocks_256(const DepthwiseRow &d, int first, bool in_registers) {
+    int c = first;
+    for (; c + V * W <= d.channels; c += V * W) {
+        const Block<V> block(d, c);
+        Epilogue e = from_channel(d.epilogue, c);
+        for (int p = 0; p < d.pixels; ++p) {
+            I acc[V];
+            block.sums(d, p, c, acc);
+            if (!in_registers) {
+                alignas(64) int32_t sums[V * W];
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v)
+                    store(sums + W * v, acc[v]);
+                epilogue_tile(e, sums, V * W, 1, V * W);
+                advance(e, 1);
+                continue;
+            }
+            F y[V];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v)
+                y[v] = to_float(acc[v]);
+            end_row(d.epilogue, static_cast<size_t>(p), c, y);
+        }
+    }
+    return c;
+}
+
+template <template <int> class Block, typename Columns> void depthwise_blocks_256(const DepthwiseRow &d) {
+    int c = 0;
+    if (d.taps <= kMostDepthwiseTaps) {
+        const bool in_registers = !d.epilogue.window && ends_in_registers(d.epilogue, 0, true);
+        if (in_registers && d.taps == 9)
+            c = depthwise_3x3<Columns>(d);
+        c = depthwise_blocks_256<Block, 4>(d, c, in_registers);
+        c = depthwise_blocks_256<Block, 2>(d, c, in_registers);
+    }
+    depthwise_codes_from(d, c);
+}
 void depthwise_codes_256(const DepthwiseRow &d) {
-    d.fits16 ? depthwise_by_blocks<ByteBlock>(d) : depthwise_by_blocks<PairBlock>(d);
+    d.fits16 ? depthwise_blocks_256<ByteBlock, ByteColumns>(d) : depthwise_blocks_256<PairBlock, WideColumns>(d);
 }
 
 // Winograd: V as 16-bit integers, or as bytes.
@@ -286,6 +516,50 @@ void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps
 
 #include "kernels/tiles.inl"
 
+// --- Tiles whose epilogue stays in registers -------------------------------------------------------------------------
+
+// Sums of 32 bits, as the kernels without windows (doublings 0) and with them (1) have them.
+template <int Doublings, int R, int V> ANYPREC_INLINE bool end_in_registers(const Tile &t, const I (&acc)[R][V]) {
+    const Epilogue &e = t.epilogue;
+    if (!ends_in_registers(e, Doublings, t.channels == W * V) || (e.window != nullptr) != (Doublings > 0))
+        return false;
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) {
+        F y[V];
+        const I window = Doublings ? set1(e.window_factor * e.window[r]) : I{};
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            y[v] = to_float(Doublings ? add(add(acc[r][v], acc[r][v]), window) : acc[r][v]);
+        end_row(e, r, 0, y);
+    }
+    return true;
+}
+
+// WholeSums (tiles.inl) that stay in registers where they can.
+template <int Doublings, int R, int V> struct RegisterSums {
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+        if (t.epilogue.raw || !end_in_registers<Doublings>(t, acc))
+            WholeSums<R, V>().epilogue(t, acc);
+    }
+};
+
+// StackTotals that are read back into the accumulators at the end.
+template <typename Inner, int R, int V> struct RegisterTotals : StackTotals<Inner, R, V> {
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+        if (t.epilogue.raw || !Inner::ends(t, V))
+            return StackTotals<Inner, R, V>::epilogue(t, acc);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                acc[r][v] = Inner::widened(acc[r][v]);
+                if (!this->empty)
+                    acc[r][v] = Inner::plus(acc[r][v], load(this->totals[r] + Inner::kLanes * v));
+            }
+        Inner::end(t, acc);
+    }
+};
+
 #include "kernels/lookup_1bit.inl"
 
 // --- 8 bit: vpmaddwd, two channels per step --------------------------------------------------------------------------
@@ -297,7 +571,7 @@ struct DotWide {
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
-    template <int R, int V> using Totals = WholeSums<R, V>;
+    template <int R, int V> using Totals = RegisterSums<0, R, V>;
 };
 
 // --- 7 to 3 bit: vpmaddubsw, four channels per step ------------------------------------------------------------------
@@ -308,18 +582,39 @@ template <int Largest> struct DotNarrow : DotWide {
     using Total = int32_t;
     static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
     template <bool First> static void add_to(int32_t *total, I acc) {
-        const I sums = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
+        const I sums = widened(acc);
         store(total, First ? sums : add(load(total), sums));
     }
-    template <int R, int V> using Totals = StackTotals<DotNarrow, R, V>;
+    static I widened(I acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+    static I plus(I a, I b) { return add(a, b); }
+    static bool ends(const Tile &t, int vectors) {
+        return !t.epilogue.window && ends_in_registers(t.epilogue, 0, t.channels == W * vectors);
+    }
+    template <int R, int V> static ANYPREC_INLINE void end(const Tile &t, const I (&acc)[R][V]) {
+        end_in_registers<0>(t, acc);
+    }
+    template <int R, int V> using Totals = RegisterTotals<DotNarrow, R, V>;
 };
 
+// Neighboring 16-bit sums added, as 32 bits. The ones stay in memory: in a register they would push an accumulator of
+// a 6 x 2 tile onto the stack in every step.
+alignas(32) constexpr int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+inline I widened_pairs(I sums) {
+#if defined(__GNUC__)
+    I wide;
+    __asm__("vpmaddwd %2, %1, %0" : "=x"(wide) : "x"(sums), "m"(kOnes));
+    return wide;
+#else
+    return _mm256_madd_epi16(sums, load(kOnes));
+#endif
+}
+
 // 2 x 128 x 127 = 32512 leaves room for one step: each step is widened at once, without totals.
-struct DotSeven : DotWide {
-    static I step(I acc, I x, I w) {
-        return add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
-    }
+template <int Doublings> struct DotSevenOf : DotWide {
+    static I step(I acc, I x, I w) { return add(acc, widened_pairs(_mm256_maddubs_epi16(x, w))); }
+    template <int R, int V> using Totals = RegisterSums<Doublings, R, V>;
 };
+using DotSeven = DotSevenOf<0>;
 
 // 8 bits, with extra steps where two weights are too large (Coding::split8).
 struct DotSplit {
@@ -345,7 +640,7 @@ struct DotSplit {
                 in[r] = t.base + t.offsets[tap * R + r];
             Loop<DotSeven>::step(in, e->step, panel, acc);
         }
-        WholeSums<R, V>().epilogue(t, acc);
+        RegisterSums<1, R, V>().epilogue(t, acc);
     }
 };
 
@@ -353,7 +648,6 @@ struct DotSplit {
 // then widened at once.
 struct DotThree {
     template <int R, int V> static void tile(const Tile &t) {
-        const I ones = _mm256_set1_epi16(1);
         I acc[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -377,7 +671,7 @@ struct DotThree {
                     const I second = _mm256_maddubs_epi16(x1, load(panel + 32 * (V + v)));
                     const I third = _mm256_maddubs_epi16(x2, load(panel + 32 * (2 * V + v)));
                     const I sum = _mm256_add_epi16(_mm256_add_epi16(first, second), third);
-                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sum, ones));
+                    acc[r][v] = add(acc[r][v], widened_pairs(sum));
                 }
             }
         }
@@ -387,7 +681,7 @@ struct DotThree {
                 const I x = broadcast4(in[r] + 4 * s);
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v)
-                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(x, load(panel + 32 * v)), ones));
+                    acc[r][v] = add(acc[r][v], widened_pairs(_mm256_maddubs_epi16(x, load(panel + 32 * v))));
             }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -415,10 +709,46 @@ struct LookUp {
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return _mm256_add_epi8(acc, _mm256_shuffle_epi8(x, w)); }
     template <bool First> static void add_to(uint16_t *total, I acc) {
-        const I sums = _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201));
+        const I sums = widened(acc);
         store(total, First ? sums : _mm256_add_epi16(load(total), sums));
     }
-    template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
+    static I widened(I acc) { return _mm256_maddubs_epi16(acc, _mm256_set1_epi16(0x0201)); }
+    static I plus(I a, I b) { return _mm256_add_epi16(a, b); }
+    static bool ends(const Tile &t, int vectors) {
+        return t.epilogue.window && ends_in_registers(t.epilogue, 1, t.channels == kLanes * vectors);
+    }
+    // Floats hold 2 sum + window exactly, as fast_sum_to_float has it.
+    template <int R, int V> static ANYPREC_INLINE void end(const Tile &t, const I (&acc)[R][V]) {
+        const Epilogue &e = t.epilogue;
+#pragma GCC unroll 8
+        for (size_t r = 0; r < R; ++r) {
+            const F window = set1(static_cast<float>(e.window_factor * e.window[r]));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                F y[2] = {to_float(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(acc[r][v]))),
+                          to_float(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(acc[r][v], 1)))};
+                y[0] = fma(y[0], set1(2.0f), window);
+                y[1] = fma(y[1], set1(2.0f), window);
+                end_row(e, r, kLanes * v, y);
+            }
+        }
+    }
+    template <int R, int V> using Totals = RegisterTotals<LookUp, R, V>;
+};
+
+// --- Float -----------------------------------------------------------------------------------------------------------
+
+struct MultiplyInRegisters : Multiply {
+    template <int R, int V> struct Totals : Multiply::Totals<R, V> {
+        ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
+            const Epilogue &e = t.epilogue;
+            if (V > 4 || !ends_in_registers(e, 0, t.channels == W * V) || e.window)
+                return Multiply::Totals<R, V>::epilogue(t, acc);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < R; ++r)
+                end_row(e, r, 0, acc[r]);
+        }
+    };
 };
 
 // --- The table of kernels --------------------------------------------------------------------------------------------
@@ -439,10 +769,12 @@ constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centered, {4, 4}, tiles<DotNa
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centered, {5, 5}, tiles<DotNarrow<31>>, 42);
 constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centered, {6, 6}, tiles<DotNarrow<63>>, 35);
 constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centered, {7, 7}, tiles<DotSeven>, 28);
-constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
+constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSevenOf<1>>, 27);
 constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
-constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
+constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<MultiplyInRegisters>, 15);
+// For a single row, as in a classifier: eight chains of additions hide their latency of 4 cycles.
+constexpr TileKernel float_row("fma", floats, {0, 0}, tiles_of_row<Loop<Multiply>>(), 15);
 constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 6>(), 15,
                                      Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
@@ -475,7 +807,8 @@ constexpr Kernels table = {"avx2",
                            transpose_floats,
                            transpose_codes,
                            &functions,
-                           winograd};
+                           winograd,
+                           &float_row};
 
 } // namespace
 

@@ -67,11 +67,11 @@ Plan Builder::build() {
     for (const Step &s : plan.steps) {
         if (s.recurrent) {
             plan.panels.push_back(s.recurrent->panel);
-            plan.panel_bytes += s.recurrent->panel->bytes;
+            plan.panel_bytes += s.recurrent->panel->held();
         }
         if (s.conv) {
             plan.panels.push_back(s.conv->panel);
-            plan.panel_bytes += s.conv->panel->bytes;
+            plan.panel_bytes += s.conv->panel->held();
             if (before)
                 before->next = s.conv->panel.get();
             before = s.conv.get();

@@ -203,7 +203,9 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
         if (conv.integer)
             winograd = choose_integer_kernel(conv, bits, in, out);
         else
-            conv.kernel = toom_cook ? kernels.toom_cook : kernels.floats;
+            conv.kernel = toom_cook                                   ? kernels.toom_cook
+                          : kernels.float_row && conv.out_pixels == 1 ? kernels.float_row
+                                                                      : kernels.floats;
         const TileKernel &kernel = *conv.kernel;
         if (toom_cook)
             conv.taps = kToomCookPoints * kToomCookPoints;

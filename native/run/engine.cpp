@@ -12,10 +12,6 @@
 #include <mutex>
 #include <tuple>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "anyprec/cpu.h"
 #include "format/reader.h"
 #include "kernels/kernels.h"
@@ -30,18 +26,6 @@ namespace {
 
 // Memory kept for the next call. A larger arena is freed after its call; for tables see drop_large_tables.
 constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
-
-// For memory that is allocated anew on every call: huge pages (2 MiB) reduce page faults to a tenth of the time (0.1 ms
-// per MiB instead of 1).
-void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t kPage = uintptr_t(2) << 20;
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
-    if (first < end)
-        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
-#endif
-}
 
 struct Arena {
     std::unique_ptr<uint8_t[]> storage; // not cleared: untouched pages cost nothing
@@ -211,7 +195,7 @@ size_t Model::Impl::held() const {
     size_t bytes = 0;
     for (const auto &entry : panels)
         if (const auto panel = entry.second.lock())
-            bytes += panel->bytes;
+            bytes += panel->held();
     return bytes;
 }
 
@@ -328,6 +312,35 @@ template <typename At> void fill_line(float *to, int width, int channels, const 
     }
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ANYPREC_SHUFFLES
+#endif
+#endif
+
+// Three planes to pixels of three channels. Four pixels at a time: one by one took 0.1 ms for 224 x 224.
+static void interleave(const float *x, size_t plane, int width, float *to) {
+    int i = 0;
+#if defined(ANYPREC_SHUFFLES)
+    typedef float Lanes __attribute__((vector_size(16)));
+    typedef float Numbers __attribute__((vector_size(16), aligned(4), may_alias));
+    for (; i + 4 <= width; i += 4, to += 12) {
+        const Lanes a = *reinterpret_cast<const Numbers *>(x + i);
+        const Lanes b = *reinterpret_cast<const Numbers *>(x + plane + i);
+        const Lanes c = *reinterpret_cast<const Numbers *>(x + 2 * plane + i);
+        const Lanes low = __builtin_shufflevector(a, b, 0, 4, 1, 5), high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        Numbers *out = reinterpret_cast<Numbers *>(to);
+        out[0] = __builtin_shufflevector(low, __builtin_shufflevector(c, low, 0, 6, 1, 7), 0, 1, 4, 5);
+        out[1] = __builtin_shufflevector(__builtin_shufflevector(low, c, 3, 5, 3, 5), high, 0, 1, 4, 5);
+        out[2] = __builtin_shufflevector(__builtin_shufflevector(c, high, 2, 6, 3, 7),
+                                         __builtin_shufflevector(high, c, 3, 7, 3, 7), 0, 1, 4, 5);
+    }
+#endif
+    for (; i < width; ++i)
+        for (size_t c = 0; c < 3; ++c)
+            *to++ = x[plane * c + static_cast<size_t>(i)];
+}
+
 void Model::Impl::fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const {
     const Buffer &buffer = plan.buffers[value];
     const Shape &shape = plan.shapes[value];
@@ -354,7 +367,10 @@ void Model::Impl::fill_images(const Plan &plan, size_t value, const InputArray &
                 });
             } else if (array.channels_first) {
                 const float *x = static_cast<const float *>(array.data) + first;
-                fill_line(to, width, shape.c(), [&](int c, int i) { return x[plane * c + i]; });
+                if (channels == 3)
+                    interleave(x, plane, width, to);
+                else
+                    fill_line(to, width, shape.c(), [&](int c, int i) { return x[plane * c + i]; });
             } else {
                 std::memcpy(to, static_cast<const float *>(array.data) + first, 4 * line);
             }

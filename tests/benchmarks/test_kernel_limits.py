@@ -4,13 +4,13 @@ import csv
 import platform
 import sys
 
-import graphs
 import kernel_limits
 import numpy as np
 import pytest
 from engine_check import kernels_built, usable_isas
 from kernel_limits import INNERS, Row, kernel_of, layer_of, maker_of, port_limit, save, stage_of
 
+from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
 from anyprec.run.model import load
 

@@ -6,7 +6,7 @@ The build takes minutes, so these tests are slow; they are skipped where the cro
 import shutil
 
 import arm
-import arm_cycles
+import hot_loops
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.missing()), reason=arm.missing() or "-")]
@@ -41,11 +41,11 @@ def test_graphs_give_what_the_oracle_gives(folder):
     assert count > 20 and runs > 100
 
 
-@pytest.mark.skipif(shutil.which(arm_cycles.OBJDUMP) is None, reason=f"needs {arm_cycles.OBJDUMP}")
+@pytest.mark.skipif(shutil.which(hot_loops.ARM.objdump) is None, reason=f"needs {hot_loops.ARM.objdump}")
 @pytest.mark.parametrize("isa", arm.CPUS)
 def test_hot_loops_keep_their_accumulators_in_registers(folder, isa):
     """A vector that goes to the stack in every step halves the speed; a compiler may do that without a word."""
     objects = folder / "CMakeFiles" / "anyprec_engine.dir" / "native" / "kernels"
-    loops = list(arm_cycles.loops(objects / f"kernels_{isa}.cpp.o"))
+    loops = list(hot_loops.loops(objects / f"kernels_{isa}.cpp.o", hot_loops.ARM))
     assert len(loops) > 50
     assert [f"{loop.kernel} {loop.tile}" for loop in loops if loop.spills] == []
