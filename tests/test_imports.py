@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "export": {"format", "models", "run"},  # `run` to check what it wrote
     "bench": {"data", "export", "format", "models", "progress", "run", "_native"},
     "loadtest": {"data", "progress"},
-    "serve": {"bench", "loadtest", "models", "run", "format", "progress"},  # `loadtest` for the simulator's arrivals
+    "serve": {"bench", "cascade", "loadtest", "models", "run", "format", "progress"},  # `loadtest`: arrivals
     "report": {"run", "format", "progress"},
     "reproduce": {
         "analysis", "bench", "data", "nn", "packing", "post_training", "progress", "report", "run", "training", "zoo",

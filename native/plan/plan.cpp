@@ -11,7 +11,7 @@ namespace anyprec {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 Builder::Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
-                 const PanelSource &p, PlanPart plan_part, const SharedPrefix &shared_prefix)
+                 const PanelSource &p, PlanPart plan_part, const SharedPrefix *shared_prefix)
     : graph(g), profile(g.profiles[static_cast<size_t>(profile_number)]), row(static_cast<size_t>(profile_number)),
       kernels(k), panels(p), part(plan_part), prefix(shared_prefix) {
     plan.images = inputs[0].n;
@@ -49,7 +49,7 @@ Plan Builder::build() {
             continue; // or only another view of a value
         if (kind == OpKind::constant && !needs_memory(static_cast<int>(i) + 1))
             continue;
-        if (part == PlanPart::rest && kind != OpKind::constant && prefix.shared[i + 1])
+        if (part == PlanPart::rest && kind != OpKind::constant && prefix->shared[i + 1])
             continue;
         if (kind == OpKind::conv || kind == OpKind::linear)
             conv_step(static_cast<int>(i));
@@ -88,7 +88,7 @@ Plan Builder::build() {
 void Builder::find_kept() {
     if (part == PlanPart::whole)
         return;
-    for (int value : prefix.kept)
+    for (int value : prefix->kept)
         if (!constant_of(value)) {
             plan.kept.push_back(value);
             is_output[static_cast<size_t>(value)] = true;
@@ -358,8 +358,8 @@ void Builder::lay_out() {
 }
 
 Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,
-               const PanelSource &panels, PlanPart part, const SharedPrefix &prefix) {
-    const Graph &cut = part == PlanPart::whole ? graph : prefix.graph;
+               const PanelSource &panels, PlanPart part, const SharedPrefix *prefix) {
+    const Graph &cut = part == PlanPart::whole ? graph : prefix->graph;
     return Builder(cut, profile, inputs, kernels, panels, part, prefix).build();
 }
 

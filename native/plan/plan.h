@@ -241,8 +241,8 @@ using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int b
 // or the rest, from kept values that the caller writes into the arena.
 enum class PlanPart { whole, keeping, rest };
 
-// `prefix` is that of the graph; parts other than the whole are of prefix.graph, which must outlive the plan.
+// Parts other than the whole need `prefix`, that of the graph; they are of prefix->graph, which must outlive the plan.
 Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,
-               const PanelSource &panels, PlanPart part, const SharedPrefix &prefix);
+               const PanelSource &panels, PlanPart part, const SharedPrefix *prefix);
 
 } // namespace anyprec

@@ -24,7 +24,7 @@ struct Fused {
 class Builder {
   public:
     Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
-            const PanelSource &p, PlanPart plan_part, const SharedPrefix &shared_prefix);
+            const PanelSource &p, PlanPart plan_part, const SharedPrefix *shared_prefix);
     Plan build();
 
   private:
@@ -34,7 +34,7 @@ class Builder {
     const Kernels &kernels;
     const PanelSource &panels;
     const PlanPart part;
-    const SharedPrefix &prefix;
+    const SharedPrefix *prefix;
     Plan plan;
     TapTables taps;
 

@@ -124,8 +124,8 @@ struct Model::Impl : Forkable {
     size_t budget = 0;
     ThreadPool pool;
 
-    std::mutex mutex; // guards all members below, and the file's planes
-    std::unique_ptr<SharedPrefix> prefix;
+    std::mutex mutex;                     // guards all members below, and the file's planes
+    std::unique_ptr<SharedPrefix> prefix; // made when first needed: then all tables of the file are there
     // Plans by last use, most recent first. Plans share ownership of panels; `panels` finds those that exist.
     std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
     std::map<std::tuple<int, int, const TileKernel *, int, std::vector<int>>, std::weak_ptr<const Panel>> panels;
@@ -233,12 +233,14 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
             drop_large_tables();
             return plans.front().second;
         }
+    if (key.part != PlanPart::whole && !prefix)
+        prefix = std::make_unique<SharedPrefix>(graph());
     auto plan = std::make_shared<const Plan>(make_plan(
         graph(), key.profile, key.inputs, *kernels,
         [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
             return panel(weight, bits, kernel, groups, order);
         },
-        key.part, *prefix));
+        key.part, prefix.get()));
     plans.emplace_front(key, plan);
     table_total += plan->table_bytes;
     keep_to_budget();
@@ -430,7 +432,6 @@ std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &o
     impl->budget = options.panel_budget;
     impl->file = ModelFile::open(path, options.max_bits, options.verify);
     const Graph &graph = impl->graph();
-    impl->prefix = std::make_unique<SharedPrefix>(graph);
     for (size_t c = 0; c < graph.image_scale.size(); ++c)
         for (int b = 0; b < 256; ++b)
             impl->byte_values.push_back(std::fma(static_cast<float>(b), graph.image_scale[c], graph.image_shift[c]));
@@ -509,7 +510,9 @@ std::vector<std::string> Model::outputs() const {
 bool Model::refresh() {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     const bool more = impl_->file->refresh();
-    impl_->prefix->graph.weights = impl_->graph().weights; // which know their planes; ops, which plans point to, stay
+    if (impl_->prefix)
+        impl_->prefix->graph.weights =
+            impl_->graph().weights; // which know their planes; ops, which plans point to, stay
     return more;
 }
 

@@ -183,3 +183,20 @@ def test_shipped_models(images):
             _, kept = keep(model, images[:2], "1")
             wanted = run_graph(graph, images[1:2], "8")[graph.outputs[0]].reshape(1, -1)
             assert np.array_equal(go_on(model, kept, [1], "8"), wanted)
+
+
+def test_a_file_that_is_still_growing(path, images, tmp_path):
+    """What a first pass has kept before more planes came is good for the widths they bring."""
+    whole = path.read_bytes()
+    with load(path, layout="NHWC") as model:
+        length, wanted = model.bytes_needed(1), model(images[:3], bits=8)
+    part = tmp_path / "part.apm"
+    part.write_bytes(whole[:length])
+    with load(part, layout="NHWC") as model:
+        assert "8" not in model.profiles
+        _, kept = keep(model, images[:3], "1")
+        with pytest.raises(InputError, match="needs planes that are not loaded"):
+            go_on(model, kept, [0], "8")
+        part.write_bytes(whole)
+        model.refresh()
+        assert np.array_equal(go_on(model, kept, [2, 0], "8"), wanted[[2, 0]])
