@@ -29,8 +29,8 @@ def page() -> str:
         "",
         "The engine at 8, 4, 2 and 1 bit beside the best int8 engine on the same machine: milliseconds (p50)",
         "and, in parentheses, how many times as fast, as the median over the rounds of one interleaved race.",
-        "`python bench/engine.py` measures, `python bench/engine.py --page` makes this page from the CSV files",
-        "in `bench/results`. Networks were measured on different days; [Results](results.md) says what the",
+        "`python bench/engine.py` measures; with `--page` it makes this page from the CSV files in",
+        "`bench/results`. Networks were measured on different days; [Results](results.md) says what the",
         "figures mean.",
     ]
     for path in sorted((HERE / "results").glob("engine_*.csv")):
