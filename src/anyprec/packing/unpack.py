@@ -42,6 +42,7 @@ from anyprec.packing.norm_tables import (
 )
 from anyprec.packing.packing import plan_packing
 from anyprec.packing.verify import VerificationPlan, VerificationReport, verify
+from anyprec.preprocessing import Preprocessing
 from anyprec.widths import FLOAT
 
 MOST = 3.0  # the largest weight that is made for `nested`: tanh is flat beyond
@@ -81,6 +82,12 @@ def unpack(model: nn.Module, path: str | Path, batches: Sequence[Tensor]) -> Unp
     finally:
         model.train(was_training)
     return UnpackReport(tuple(unpacking.widths), tuple(unpacking.new_widths), check)
+
+
+def preprocessing_in_file(path: str | Path) -> Preprocessing | None:
+    """How pictures become images of a model file's input; None where it does not say."""
+    with ModelFile(path) as file:
+        return file.graph().preprocessing
 
 
 class Unpacking:

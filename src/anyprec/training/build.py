@@ -65,9 +65,9 @@ def initial_record(path: str) -> dict[str, Any] | None:
 def trained_preprocessing(init: str) -> Preprocessing | None:
     """What was done to images in the training that made `init`; None where it does not say."""
     if (path := model_file_of(init)) is not None:
-        from anyprec.run.model import load
+        from anyprec.packing.unpack import preprocessing_in_file
 
-        return load(path).preprocessing
+        return preprocessing_in_file(path)
     record = initial_record(init)
     return None if record is None else checkpoint.preprocessing_in(record, init)
 
