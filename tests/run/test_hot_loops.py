@@ -26,8 +26,11 @@ def flags(isa):
     text = (ROOT / "CMakeLists.txt").read_text()
     found = re.findall(rf'kernels_{isa}\.cpp PROPERTIES COMPILE_OPTIONS\s+"([^"]+)"', text)
     assert len(found) == 1
-    aligned = re.search(r"set\(aligned ([^)]+)\)", text)
-    return found[0].replace("${aligned}", aligned[1]).split(";")
+    words = found[0]
+    while name := re.search(r"\$\{(\w+)\}", words):  # the first `set` is that of gcc and clang, not of the emulation
+        value = re.search(rf"set\({name[1]} ([^)]+)\)", text)
+        words = words.replace(name[0], value[1])
+    return words.split()
 
 
 def compiled(isa, folder):
