@@ -1,10 +1,11 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
 #   make demo    train on the embedded digits, pack, run natively at every width; then what bits buy on this CPU
-#   make test    the tests; `make slow` the long ones
+#   make test    the tests; `make slow` the long ones; `make extras-test` those that need optional packages
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
 #   make arm-test   the engine for 64-bit ARM, cross-compiled and emulated, against the oracle
+#   make emulate-test   AVX-512, AVX-VNNI and AMX kernels in software, against the oracle
 #   make fuzz    fuzzes both readers, MINUTES=10 each
 #   make docs    the documentation site, in build/site; `make coverage` which lines the tests reach
 #   make networks   public networks through convert, training, pack and the engine (docs/networks.md)
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
-FOLDERS := format plan kernels run program include/anyprec
+FOLDERS := format plan kernels run emulate program include/anyprec
 SOURCES := $(foreach folder,$(FOLDERS),$(wildcard native/$(folder)/*.cpp native/$(folder)/*.h native/$(folder)/*.inl))
 CPP := $(SOURCES) $(wildcard native/tests/*.cpp native/tests/*.h native/fuzz/*.cpp bench/*.cpp)
 # An editable install remembers which folders were packages: a new one needs it renewed.
@@ -26,7 +27,8 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow check format docs coverage networks bench native-test sanitize arm-test fuzz clean
+.PHONY: setup demo test slow extras-test check format docs coverage networks bench native-test sanitize arm-test \
+	emulate-test fuzz clean
 
 setup: $(READY)
 
@@ -52,11 +54,26 @@ demo: $(READY)
 	$(BIN)/anyprec info
 	$(BIN)/anyprec bench cifar10-vgg --bits 1,2,4,8 --rivals none --rounds 15
 
+# The list at the end names what was skipped, and why.
 test: $(READY)
-	$(PYTEST)
+	$(PYTEST) -rs
 
 slow: $(READY)
 	ANYPREC_TEST_LIMIT=14400 $(PYTEST) -m slow -o faulthandler_timeout=3600
+
+# Optional packages, and the tests that `make test` skips without them: every file that asks for one of them. With a
+# browser (chromium, chromium-driver) and nginx installed, the tests of the server's page and proxy run, too.
+EXTRAS := onnx|onnxruntime|openvino|timm|safetensors|sklearn|kubernetes_validate|selenium
+EXTRAS_TESTS = $(shell grep -rlE 'importorskip\("($(EXTRAS))|has_ray|\.missing|NGINX' tests --include='test_*.py')
+
+$(VENV)/.extras: pyproject.toml constraints.txt | $(READY) $(VENV)/.networks
+	$(PIP) --no-build-isolation -e '.[train,dev,bench,ray]'
+	$(PIP) scikit-learn kubernetes-validate safetensors
+	touch $@
+
+extras-test: $(READY) $(VENV)/.extras
+	$(PYTEST) -rs $(EXTRAS_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --color=no -m slow -rs tests/test_ray.py tests/serve/ray
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -109,18 +126,24 @@ build/native/fuzz_reader: $(READY) $(wildcard native/fuzz/* native/tests/*)
 
 native-test: build/native/fuzz_reader
 	build/native/test_reader
+	build/native/test_amx
 	build/native/fuzz_reader build/native/corpus tests/format/corpus
 
 sanitize: $(READY)
 	$(NATIVE) -B build/sanitize -DANYPREC_TESTS=ON -DANYPREC_SANITIZE=ON
 	$(BIN)/cmake --build build/sanitize
 	build/sanitize/test_reader
+	build/sanitize/test_amx
 	build/sanitize/bench_kernels check
 	$(BIN)/python tests/run/sanitize.py build/sanitize/anyprec-run
 
 # Installs nothing; where the cross compiler or the emulator is missing, it names the package.
 arm-test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/run/arm.py build/arm
+
+# The same for AVX-512, AVX-VNNI and AMX on a CPU without them.
+emulate-test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/run/emulate.py build/emulate
 
 fuzz: build/native/fuzz_reader
 	mkdir -p build/native/found

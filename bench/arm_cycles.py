@@ -13,12 +13,12 @@ import argparse
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from hot_loops import ARM, Loop, loops
+
 BUILD = Path(__file__).resolve().parents[1] / "build" / "arm"
-OBJDUMP = "aarch64-linux-gnu-objdump"
+OBJDUMP = ARM.objdump
 # What we call a core, and LLVM's model for it. Models of LLVM 19: the Cortex-A76 is Neoverse N1's core, the Cortex-A72
 # has the Cortex-A57's model, and all of Apple's cores have that of the A7 of 2013 (3 vector pipes; an M1 has 4).
 CORES = {
@@ -27,56 +27,16 @@ CORES = {
     "Neoverse V1": "neoverse-v1",
     "Apple-like": "apple-m1",
 }
-# Multiply-accumulates of one instruction. A look-up serves 4 channels in half as many outputs as there are bytes: two
-# bytes, one of each plane, are one output.
-PRODUCTS = {"sdot": 16, "udot": 16, "usmmla": 32, "smmla": 32, "smlal": 8, "smlal2": 8, "umull": 8, "umull2": 8}
-PRODUCTS |= {"tbl": 32, "cnt": 128, "fmla": 4}
 LEVELS = {
     "neon": ("Cortex-A72", "Cortex-A76", "Neoverse V1", "Apple-like"),
     "dotprod": ("Cortex-A76", "Neoverse V1", "Apple-like"),
     "i8mm": ("Neoverse V1", "Apple-like"),
 }
-BRANCH = re.compile(r"^(?:b\.\w+|cbn?z|tbn?z|b)\s.*?([0-9a-f]+) <")
-
-
-@dataclass(frozen=True)
-class Loop:
-    kernel: str  # Dots<Signed>
-    tile: str  # "6, 4": rows and vectors
-    body: tuple[str, ...]
-
-    @property
-    def products(self) -> int:
-        return sum(PRODUCTS.get(line.split()[0], 0) for line in self.body)
-
-    @property
-    def spills(self) -> int:
-        """Vectors that go to the stack and back."""
-        return sum("[sp" in line and re.search(r"\bq\d", line) is not None for line in self.body)
-
-
-def loops(file: Path) -> Iterator[Loop]:
-    """The hot loop of each tile function: the jump back that spans the most products per instruction."""
-    words = [OBJDUMP, "-d", "-C", "--no-show-raw-insn", str(file)]
-    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    for name, code in re.findall(r"^[0-9a-f]+ <(.*)>:\n((?:.+\n)+)", text, re.M):
-        found = re.search(r"::(\w+(?:<.*>)?)::tile<(\d+, \d+)>", name.replace("(anonymous namespace)::", ""))
-        if found is None:
-            continue
-        lines = [line.strip().split(":\t", 1) for line in code.splitlines() if ":\t" in line]
-        place = {int(address, 16): i for i, (address, _) in enumerate(lines)}
-        jumps = [(i, BRANCH.match(text)) for i, (_, text) in enumerate(lines)]
-        ends = [(i, place[int(b[1], 16)]) for i, b in jumps if b and int(b[1], 16) in place]
-        bodies = [lines[to : i + 1] for i, to in ends if to < i]
-        made = [Loop(found[1].replace("anyprec::", ""), found[2], tuple(text for _, text in b)) for b in bodies]
-        best = max(made, key=lambda loop: (loop.products / len(loop.body), loop.products), default=None)
-        if best is not None and best.products:
-            yield best
 
 
 def cycles(loop: Loop, core: str, mca: str, iterations: int = 200) -> float:
     """Of one iteration. Jumps have no target outside the function, and are left out."""
-    code = "\n".join(re.sub(r"\s*//.*", "", line) for line in loop.body if not BRANCH.match(line))
+    code = "\n".join(re.sub(r"\s*//.*", "", line) for line in loop.body if not ARM.branch.match(line))
     words = [mca, "-mtriple=aarch64", f"-mcpu={CORES[core]}", "-mattr=+dotprod,+i8mm", f"-iterations={iterations}"]
     done = subprocess.run(words, input=code, capture_output=True, text=True)
     found = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
@@ -104,7 +64,7 @@ def main() -> None:
         if not file.exists():
             raise SystemExit(f"{file} does not exist; run `make arm-test` first")
         print(f"\n{isa:8} {'loop':24} {'tile':6} {'spills':>6} " + " ".join(f"{core:>12}" for core in cores))
-        for loop in sorted(loops(file), key=lambda loop: (loop.kernel, loop.tile)):
+        for loop in sorted(loops(file, ARM), key=lambda loop: (loop.kernel, loop.tile)):
             if loop.tile in ("6, 4", "8, 2", "6, 2", "8, 1"):
                 rates = " ".join(f"{loop.products / cycles(loop, core, args.mca):12.1f}" for core in cores)
                 print(f"{isa:8} {loop.kernel:24} {loop.tile:6} {loop.spills:6} {rates}")

@@ -1,165 +1,60 @@
 """The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/cli/bench.md (`make bench`).
 
-    python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick]
+    python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick] | --page
 
-Weights are random. Speed depends on them only at 8 bit with AVX2, where large pairs of weights need extra steps: so the
-ResNets also run with weights of wide distribution, as docs/cli/bench.md says. ResNet-50 and -18 of the zoo are
-pre-activation networks, whose norms after each sum no tool can fold away. So that the comparison is not about those,
-their rivals get the ordinary post-activation ResNet of the same layers, the form those tools are tuned for; other
-rivals get the float twin of the file itself. Results go to bench/results/engine_CPU_ISA.csv.
+The networks are those of anyprec/bench/suite.py, which also says what their rivals get. Results go to
+bench/results/engine_CPU_ISA.csv; --page measures nothing and makes docs/speed.md of all these files.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import re
-import zlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import graphs
-import numpy as np
-
-from anyprec.bench.race import BenchResult, BenchSettings, RaceRow, bench
+from anyprec.bench.race import BenchResult
 from anyprec.bench.rivals import ISA_SWITCHES, TITLES
+from anyprec.bench.suite import NETS, cache_name, csv_name, measure, save
 from anyprec.cli.bench import rival_names, table
-from anyprec.format.file import write
-from anyprec.format.graph import INPUT, Graph
-from anyprec.progress import Progress
-from anyprec.widths import FLOAT
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "speed.md"
+WIDTHS = ("8", "4", "2", "1")
 
 
-@dataclass(frozen=True)
-class Net:
-    make: Callable[[], Graph]
-    races: tuple[tuple[int, int], ...] = ((1, 1),)  # batch, threads
-    rivals: str = ""  # the network rivals get, of RIVAL_NETS; empty: the twin
-
-
-WIDTHS = (1, 2, 4, 8, (8, 7))  # the last: 8-bit weights and 7-bit activations, which vpmaddubsw cannot saturate on
-# Standard deviation of weights in [-1, 1], as in our CIFAR-10 networks that were trained at 1 bit as well. Without it
-# weights are normally distributed and scaled so that the largest of a layer is 1.
-WIDE_DEVIATION = 0.36
-NETS = {
-    "resnet50": Net(lambda: graphs.resnet_graph(50, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain50"),
-    "resnet50-8bit-first-last": Net(lambda: graphs.resnet_graph(50, first_last="8bit"), rivals="plain50"),
-    "resnet50-float-skips": Net(lambda: graphs.resnet_graph(50, "float"), rivals="plain50"),
-    "resnet50-wide-distribution": Net(lambda: graphs.resnet_graph(50, deviation=WIDE_DEVIATION), rivals="plain50"),
-    "resnet18": Net(lambda: graphs.resnet_graph(18, widths=WIDTHS), ((1, 1), (8, 1), (1, 2)), "plain18"),
-    "resnet18-8bit-first-last": Net(lambda: graphs.resnet_graph(18, first_last="8bit"), rivals="plain18"),
-    "resnet18-float-skips": Net(lambda: graphs.resnet_graph(18, "float"), rivals="plain18"),
-    "resnet18-wide-distribution": Net(lambda: graphs.resnet_graph(18, deviation=WIDE_DEVIATION), rivals="plain18"),
-    "mobilenetv2": Net(graphs.mobilenetv2_graph, ((1, 1), (8, 1))),
-    "mobilenetv2-224": Net(lambda: graphs.mobilenetv2_graph(1, 224, classes=1000, large=True), ((1, 1), (8, 1))),
-    "resnet20": Net(graphs.resnet20_graph, ((1, 1), (8, 1))),
-}
-RIVAL_NETS = {"plain50": lambda: plain_resnet(50), "plain18": lambda: plain_resnet(18)}
-
-
-def plain_resnet(depth: int, size: int = 224) -> Graph:
-    """ResNet-18 or -50 as everybody has it: conv, norm, ReLU; sum, then ReLU; stride in the 3x3. Float."""
-    net = graphs.Net(f"plain{depth}", size, (FLOAT,), 0)
-
-    def conv(name: str, x: str, out: int, kernel: int, stride: int) -> str:
-        return net.float_conv(name, x, out, kernel, stride, makes="norm")
-
-    def relu(name: str, x: str) -> str:
-        net.tables[name] = np.array([[0, np.inf]], np.float32)
-        net.estimates[name] = [(0.4 * std, 0.6 * std) for _, std in net.estimates[x]]
-        return net.op(name, "clip", x)
-
-    x = net.max_pool("pool0", relu("relu0", conv("conv0", INPUT, 64, 7, 2)))
-    for stage, count in enumerate({18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]):
-        channels = 64 << stage
-        for i in range(count):
-            name, stride = f"{stage}.{i}", 2 if stage and i == 0 else 1
-            layers = [(channels, 3, stride), (channels, 3, 1)]
-            if depth == 50:
-                layers = [(channels, 1, 1), (channels, 3, stride), (4 * channels, 1, 1)]
-            y = x
-            for j, layer in enumerate(layers):
-                y = conv(f"{name}.conv{j}", y, *layer)
-                y = y if j == len(layers) - 1 else relu(f"{name}.relu{j}", y)
-            if stride > 1 or net.channels[x] != net.channels[y]:
-                x = conv(f"{name}.skip", x, net.channels[y], 1, stride)
-            x = relu(f"{name}.relu", net.add(f"{name}.add", y, x))
-    return net.graph(net.head(x, 1000))
-
-
-def made_file(cache: Path, name: str, make: Callable[[], Graph]) -> Path:
-    path = cache / f"{name}.apm"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        write(make(), path)
-    return path
-
-
-def made_onnx(cache: Path, name: str) -> Path:
-    """The float network of RIVAL_NETS as ONNX."""
-    path = cache / f"{name}.onnx"
-    if not path.exists():
-        import onnx
-
-        from anyprec.bench.twin import graph_to_onnx
-
-        cache.mkdir(parents=True, exist_ok=True)
-        graph = RIVAL_NETS[name]()
-        height, width, _ = graph.input_shape
-        assert height is not None and width is not None
-        onnx.save(graph_to_onnx(graph, (height, width)), path)
-    return path
-
-
-def measure(name: str, args: argparse.Namespace, cache: Path) -> BenchResult:
-    net = NETS[name]
-    races = net.races[:1] if args.quick else net.races
-    rivals = rival_names(args.rivals)
-    onnx = str(made_onnx(cache, net.rivals)) if net.rivals and rivals else None
-    model = str(made_file(cache, name, net.make))
-    folder = str(cache / (net.rivals or name))
-    found: BenchResult | None = None
-    with Progress(name, total=args.rounds * len(races), unit="round") as progress:
-        for batch, threads in races:
-            wish = BenchSettings(
-                model,
-                batches=(batch,),
-                threads=(threads,),
-                rivals=rivals,
-                rounds=args.rounds,
-                isa=args.isa,
-                onnx=onnx,
-                folder=folder,
-            )
-            done = bench(wish, progress.update)
-            if found is None:
-                found = done
-            else:
-                found.rows += done.rows
-                found.failures += done.failures
-                found.notes += [note for note in done.notes if note not in found.notes]
-    assert found is not None
-    return found
-
-
-def save(path: Path, results: dict[str, BenchResult]) -> None:
-    """Rows of networks that were not measured now stay as they are."""
-    columns = ["net", "size", *(field.name for field in fields(RaceRow))]
-    kept: list[dict[str, str]] = []
-    if path.exists():
+def page() -> str:
+    """All CSV files of bench/results as one page: batch 1 and one thread, then the other races."""
+    lines = [
+        "# Speed by CPU",
+        "",
+        "The engine at 8, 4, 2 and 1 bit beside the best int8 engine on the same machine: milliseconds (p50)",
+        "and, in parentheses, how many times as fast, as the median over the rounds of one interleaved race.",
+        "`python bench/engine.py` measures; with `--page` it makes this page from the CSV files in",
+        "`bench/results`. Networks were measured on different days; [Results](results.md) says what the",
+        "figures mean.",
+    ]
+    for path in sorted((HERE / "results").glob("engine_*.csv")):
         with open(path, newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["net"] not in results]
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for net in NETS:
-            writer.writerows(row for row in kept if row["net"] == net)
-            for row in results[net].rows if net in results else ():
-                numbers = {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
-                writer.writerow({"net": net, "size": results[net].size[0], **numbers})
+            rows = list(csv.DictReader(file))
+        cpu, isa = path.stem.removeprefix("engine_").rsplit("_", 1)
+        lines += ["", f"## {cpu}, {isa}", "", "| network | batch | threads | best int8 rival | 8 | 4 | 2 | 1 |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
+        for net, batch, threads in dict.fromkeys((row["net"], row["batch"], row["threads"]) for row in rows):
+            here = [row for row in rows if (row["net"], row["batch"], row["threads"]) == (net, batch, threads)]
+            int8 = [row for row in here if row["variant"] == "int8" and row["limited"] == "True"]
+            best = min(int8, key=lambda row: float(row["p50_ms"]), default=None)
+            rival = f"{TITLES[best['engine']]} {float(best['p50_ms']):.2f}" if best else "none"
+            ours = {row["variant"]: row for row in here if row["engine"] == "anyprec"}
+            cells = [cell(ours.get(bits)) for bits in WIDTHS]
+            lines.append(f"| {net} | {batch} | {threads} | {rival} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(row: dict[str, str] | None) -> str:
+    if row is None:
+        return "-"
+    ratio = f" ({float(row['speedup']):.2f})" if row["speedup"] else ""
+    return f"{float(row['p50_ms']):.2f}{ratio}"
 
 
 def main() -> None:
@@ -169,23 +64,24 @@ def main() -> None:
     parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
     parser.add_argument("--rivals", default=",".join(TITLES), help="default: all; or none")
     parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; the saved results stay")
+    parser.add_argument("--page", action="store_true", help="make docs/speed.md of the saved results")
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "bench", help="made models are kept here")
     args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(page())
+        return
     names = args.nets.split(",")
     unknown = [name for name in names if name not in NETS]
     if unknown:
         parser.error(f"--nets: {unknown[0]!r} is not known; choose from {', '.join(NETS)}")
 
-    # Models made by other versions of these two files are not reused.
-    version = zlib.crc32((HERE / "graphs.py").read_bytes() + Path(__file__).read_bytes())
     results: dict[str, BenchResult] = {}
     for name in names:
-        results[name] = measure(name, args, args.cache / f"{version:08x}")
+        cache = args.cache / cache_name()
+        results[name] = measure(name, cache, rival_names(args.rivals), args.rounds, args.isa, args.quick)
         print(table(results[name]), end="\n\n", flush=True)
     if not args.quick:
-        machine = results[names[0]].machine
-        cpu = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", machine["cpu"]).lower()).strip("-")
-        path = HERE / "results" / f"engine_{cpu}_{machine['isa']}.csv"
+        path = HERE / "results" / csv_name(results[names[0]].machine)
         save(path, results)
         print(f"saved {path}")
 

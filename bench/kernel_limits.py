@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import graphs
 import numpy as np
 
 import anyprec
+from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
 from anyprec.format.graph import Graph, Op
 from anyprec.progress import Progress
@@ -69,6 +69,15 @@ INNERS = {
         "winograd vpmaddwd": Inner(16, 1, 1, WINOGRAD),
         "winograd vpmaddubsw": Inner(96, 4, 3, WINOGRAD),  # three, then a vpmaddwd that widens
     },
+    "avxvnni": {
+        "fma": Inner(8),
+        "toom-cook fma": Inner(8, fewer=TOOM_COOK),
+        "vpdpbusd": Inner(32),
+        "vpdpbusd, 8 bit": Inner(32),
+        "vpshufb, 2 bit": Inner(64, 1, 1),
+        "vpshufb, 1 bit": Inner(768, 3, 6),
+        "winograd vpdpbusd, 4 bit": Inner(32, fewer=WINOGRAD),
+    },
     "avx512": {
         "fma": Inner(16),
         "toom-cook fma": Inner(16, fewer=TOOM_COOK),
@@ -78,6 +87,13 @@ INNERS = {
         "vpermb, 1 bit": Inner(384, 1, 1),
         "winograd vpdpbusd, 3 bit": Inner(64, fewer=WINOGRAD),
         "winograd vpdpbusd, 4 bit": Inner(64, fewer=WINOGRAD),
+    },
+    "amx": {
+        "fma": Inner(16),
+        "toom-cook fma": Inner(16, fewer=TOOM_COOK),
+        "vpermb, 1 bit": Inner(384, 1, 1),
+        "tdpbusd": Inner(16 * 16 * 64, 32),  # 16 cycles: the time in which two ports start 32
+        "tdpbusd, 8 bit": Inner(16 * 16 * 64, 32),
     },
 }
 
@@ -93,7 +109,9 @@ class Ports:
 
 PORTS = {
     ("intel", "avx2"): Ports(3, 2),  # Ice Lake and later; Haswell and Skylake have one for vpshufb
+    ("intel", "avxvnni"): Ports(3, 2),
     ("intel", "avx512"): Ports(2, 2),  # ports 0 and 1 together, and 5
+    ("intel", "amx"): Ports(2, 2),
     ("amd", "avx2"): Ports(4, 2),  # Zen 3: additions have pipes of their own
 }
 

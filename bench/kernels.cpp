@@ -249,6 +249,8 @@ std::vector<const TileKernel *> tile_kernels(const Kernels &kernels) {
     for (const TileKernel *const *kernel = kernels.integer; *kernel; ++kernel)
         list.push_back(*kernel);
     list.push_back(kernels.floats);
+    if (kernels.float_row)
+        list.push_back(kernels.float_row);
     return list;
 }
 
@@ -304,13 +306,20 @@ int check_rows(const Kernels &kernels) {
                 expect(got.same(expected), what, n);
             };
             compare("depthwise_codes", [&](const Kernels &k, EpilogueData &f) {
-                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(),
+                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, integers.data(), false,
+                                   f.at(0, 0, kind, nullptr, 0)});
+            });
+            std::vector<int32_t> small(count * taps); // 9 taps of at most 7 x 255 fit 16 bits
+            for (int32_t &weight : small)
+                weight = 2 * draw(8) - 7;
+            compare("depthwise_codes, 16 bits", [&](const Kernels &k, EpilogueData &f) {
+                k.depthwise_codes({codes.data(), code_offsets.data(), taps, pixels, n, small.data(), true,
                                    f.at(0, 0, kind, nullptr, 0)});
             });
             const auto *bytes = reinterpret_cast<const uint8_t *>(values.data());
             compare("depthwise_floats", [&](const Kernels &k, EpilogueData &f) {
-                k.depthwise_floats(
-                    {bytes, float_offsets.data(), taps, pixels, n, weights.data(), f.at(0, 0, kind, nullptr, 0)});
+                k.depthwise_floats({bytes, float_offsets.data(), taps, pixels, n, weights.data(), false,
+                                    f.at(0, 0, kind, nullptr, 0)});
             });
             compare("epilogue", [&](const Kernels &k, EpilogueData &f) {
                 k.epilogue(values.data(), count, pixels, n, f.at(0, 0, kind, nullptr, 0));
@@ -478,6 +487,8 @@ int main(int argc, char **argv) {
         }
         if (command != "speed")
             wrong += check_tiles(*kernels) + check_rows(*kernels);
+        if (kernels->release)
+            kernels->release();
         if (command != "check" && kernels != kernels_scalar())
             time_tiles(*kernels);
     }

@@ -126,13 +126,14 @@ def main() -> None:
     with torch.no_grad():
         sure = float(net(x[:16]).softmax(1).amax(1).mean())
     print(f"float: {sure:.0%} sure of its answers on average, {len(plain.unique())} classes", flush=True)
-    rows = list(csv.DictReader(OUT.open())) if OUT.exists() else []
+    rows = list(csv.DictReader(OUT.read_text().splitlines())) if OUT.exists() else []
     for method in args.methods.split(","):
         start = time.process_time()
         settings = GptqSettings(tune_steps=args.tune_steps)
         model = ptq(net, list(torch.split(seen, 16)), method, widths, gptq=settings, progress=True)
         seconds = time.process_time() - start
-        rows = [row for row in rows if row["method"] != method]
+        again = {(method, str(k), str(len(seen))) for k in widths}
+        rows = [row for row in rows if (row["method"], row["bits"], row["seen"]) not in again]
         for k in widths:
             with anyprec.bits(model, k):
                 same = 100 * float((answers(model, x) == plain).double().mean())

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import graphs
 import numpy as np
 import serve_results
 from serve_results import Measured, Slice, grid_name, seed_of, slice_path
 
 import anyprec
+from anyprec.bench import random_networks as graphs
 from anyprec.data import ArrayData, load_data
 from anyprec.format.file import write
 from anyprec.loadtest import arrivals
@@ -70,6 +70,8 @@ QUICK = Scale(loads=(0.8, 2.0), bursts=(1.0, 4.0), slice_s=2.0, rounds=2, capaci
 class Server:
     """`anyprec serve` as a child, on a port of its own."""
 
+    cores: set[int] | None = None  # that it keeps to; None: any
+
     def __init__(self, model: Path, slo_s: float, log: Path, options: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -78,6 +80,8 @@ class Server:
         self.child = subprocess.Popen(
             [*command, "--slo", f"{1e3 * slo_s:.4f}ms", *options], stdout=self.log, stderr=self.log
         )
+        if self.cores is not None:
+            os.sched_setaffinity(self.child.pid, self.cores)  # before it has started threads
         self.url = f"http://127.0.0.1:{self.port}"
         end = time.monotonic() + 120
         while not self.ready():

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import graphs
 import numpy as np
 import numpy.typing as npt
 
 import anyprec
+from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
 
 Times = npt.NDArray[np.float64]  # microseconds

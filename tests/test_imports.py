@@ -43,10 +43,11 @@ MAY_IMPORT = {
     "cascade": {"format"},
     "run": {"cascade", "data", "format", "models", "progress", "_native"},
     "search": {"format", "run"},
+    "ray": {"data", "models", "run"},
     "export": {"format", "models", "run"},  # `run` to check what it wrote
     "bench": {"data", "export", "format", "models", "progress", "run", "_native"},
     "loadtest": {"data", "progress"},
-    "serve": {"bench", "loadtest", "models", "run", "format", "progress"},  # `loadtest` for the simulator's arrivals
+    "serve": {"bench", "cascade", "loadtest", "models", "run", "format", "progress"},  # `loadtest`: arrivals
     "report": {"run", "format", "progress"},
     "reproduce": {
         "analysis", "bench", "data", "nn", "packing", "post_training", "progress", "report", "run", "training", "zoo",
@@ -189,7 +190,7 @@ def test_public_names_are_functions_classes_and_modules_that_cannot_be_called():
         if name != SOURCE and "ray" not in name.parts and name.name != "__main__":
             importlib.import_module(".".join(["anyprec", *name.relative_to(SOURCE).parts]))
     modules = {name for name in anyprec.__all__ if isinstance(getattr(anyprec, name), ModuleType)}
-    assert modules == {"analysis", "data", "errors", "nn", "zoo"}
+    assert modules == {"analysis", "data", "errors", "nn", "ray", "zoo"}
     assert not any(callable(getattr(anyprec, name)) for name in modules)
     assert all(getattr(anyprec, name).__doc__ for name in anyprec.__all__)
 

@@ -40,9 +40,9 @@ template <template <int> class Block, int V> int depthwise_blocks(const Depthwis
     for (; c + V * W <= d.channels; c += V * W) {
         const Block<V> block(d, c);
         Epilogue e = from_channel(d.epilogue, c);
-        for (int p = 0; p < d.pixels; p += kMaxRows) {
-            const int rows = d.pixels - p < kMaxRows ? d.pixels - p : kMaxRows;
-            alignas(64) int32_t sums[kMaxRows][V * W];
+        for (int p = 0; p < d.pixels; p += kEpilogueRows) {
+            const int rows = d.pixels - p < kEpilogueRows ? d.pixels - p : kEpilogueRows;
+            alignas(64) int32_t sums[kEpilogueRows][V * W];
             for (int r = 0; r < rows; ++r)
                 block.sums(d, p + r, c, sums[r]);
             epilogue_tile(e, sums[0], V * W, rows, V * W);

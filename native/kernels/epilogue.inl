@@ -106,8 +106,8 @@ void epilogue_sums(const Epilogue &given, const Sum *acc, int width, int rows, i
     }
     int done = 0;
     constexpr bool kFloats = std::is_same_v<Sum, float>; // float sums may have no scale
-    if (Parts != kAnyParts && (e.scale || kFloats) && channels >= 2 * W && rows <= kMaxRows) {
-        decltype(window_as(acc, 0)) windows[kMaxRows];
+    if (Parts != kAnyParts && (e.scale || kFloats) && channels >= 2 * W && rows <= kEpilogueRows) {
+        decltype(window_as(acc, 0)) windows[kEpilogueRows];
         if (Parts & kWindow)
             for (int r = 0; r < rows; ++r)
                 windows[r] = window_as(acc, e.window_factor * e.window[r]);
@@ -188,10 +188,10 @@ template <typename Sum> void epilogue_tile(const Epilogue &e, const Sum *acc, in
     variants[parts](e, acc, width, rows, channels);
 }
 
-void epilogue_floats(const float *x, size_t stride, int rows, int channels, const Epilogue &whole) {
+[[maybe_unused]] void epilogue_floats(const float *x, size_t stride, int rows, int channels, const Epilogue &whole) {
     Epilogue e = whole;
-    for (int r = 0; r < rows; r += kMaxRows) {
-        const int some = rows - r < kMaxRows ? rows - r : kMaxRows;
+    for (int r = 0; r < rows; r += kEpilogueRows) {
+        const int some = rows - r < kEpilogueRows ? rows - r : kEpilogueRows;
         epilogue_tile(e, x + stride * static_cast<size_t>(r), static_cast<int>(stride), some, channels);
         advance(e, some);
     }

@@ -11,14 +11,15 @@
 //          K = taps x steps               <------------------->             <------------------->
 //        +-----------------------+      ^ +---------+---------+           ^ +---------+---------+
 //   rows | pixel 0: c0 c1 c2 ... |    K | | vector 0| vector 1|      rows | | acc 0,0 | acc 0,1 |
-// (<= 8) | pixel 1: c0 c1 c2 ... |  x   | |  lanes  |  lanes  |  =        | | acc 1,0 | acc 1,1 |
+//        | pixel 1: c0 c1 c2 ... |  x   | |  lanes  |  lanes  |  =        | | acc 1,0 | acc 1,1 |
 //        | ...                   |      | | ...     | ...     |           | | ...     | ...     |
 //        +-----------------------+      v +---------+---------+           v +---------+---------+
 //
-// A row is one output pixel; the rows of a tile are neighbors in one image. A step multiplies `step_channels` input
-// channels. A tile finds each input pixel by a byte offset from the start of the image (an indirection buffer; taps.h
-// makes it), so there is no im2col copy, and kernel size, stride, padding and dilation do not change the loop. Offset 0
-// is a pixel of zeros: taps outside the image read it. A `line` is a row of pixels of an image.
+// A row is one output pixel; the rows of a tile, at most 8 (AMX: 32), are neighbors in one image. A step multiplies
+// `step_channels` input channels. A tile finds each input pixel by a byte offset from the start of the image (an
+// indirection buffer; taps.h makes it), so there is no im2col copy, and kernel size, stride, padding and dilation do
+// not change the loop. Offset 0 is a pixel of zeros: taps outside the image read it. A `line` is a row of pixels of an
+// image.
 #pragma once
 
 #include <cstddef>
@@ -146,7 +147,8 @@ enum class Coding : uint8_t { centered8, centered16, offset8, codes8, split8, fl
 // How a convolution is computed: directly, or position by position on inputs transformed by Winograd or Toom-Cook.
 enum class Algorithm : uint8_t { direct, winograd, toom_cook };
 
-constexpr int kMaxRows = 8;
+constexpr int kMaxRows = 32;     // of a tile: AMX; others have 8
+constexpr int kEpilogueRows = 8; // that an epilogue takes at once
 constexpr int64_t kNoLimit = int64_t(1) << 40;
 
 // A kernel is described in four parts, so that the table of kernels reads line by line: what a step reads, which bit
@@ -167,22 +169,38 @@ struct Tiles {
     int max_rows[4];              // rows of the largest tile, by log2 of the vectors
     const TileFunction *tiles[4]; // [log2 vectors][rows - 1]
 };
+// Kernels of whole matrices (AMX): partly filled ones take as long as full ones, and a tile takes time of its own.
+struct MatrixCost {
+    int rows = 1, steps = 1;    // of a full matrix
+    double tile_cycles = 0;     // per tile: its first loads, and storing its sums
+    double residual_cycles = 0; // per output to which a residual is added
+};
 struct TileKernel : Operands, Limits, Tiles {
     const char *name;
     int products_per_cycle; // with full vectors, as measured; kernel_selection.cpp compares kernels by it
     Algorithm algorithm;
+    MatrixCost matrix;
     bool window; // its accumulator is sum q a, where 2q + 1 or 2q + 1 - 2^k is the weight; needs window sums
 
     constexpr TileKernel(const char *title, Operands reads, Limits takes, Tiles all, int speed,
-                         Algorithm transformed = Algorithm::direct)
+                         Algorithm transformed = Algorithm::direct, MatrixCost cost = {})
         : Operands(reads), Limits(takes), Tiles(all), name(title), products_per_cycle(speed), algorithm(transformed),
-          window(coding == Coding::offset8 || coding == Coding::codes8 || coding == Coding::split8 ||
-                 coding == Coding::lookup || coding == Coding::lookup_planes) {}
+          matrix(cost), window(coding == Coding::offset8 || coding == Coding::codes8 || coding == Coding::split8 ||
+                               coding == Coding::lookup || coding == Coding::lookup_planes) {}
 };
 
 // Epilogue::window_factor for weights of `bits` bits. The accumulator itself counts twice.
 inline int window_factor(const TileKernel &k, int bits) {
     return k.coding == Coding::offset8 || k.coding == Coding::split8 ? 1 : 1 - (1 << bits);
+}
+
+// Steps that AMX multiplies at once: the largest divisor of all steps that a matrix has room for, so that no rest is
+// left.
+inline int matrix_steps(int steps) {
+    int most = steps < 16 ? steps : 16;
+    while (steps % most)
+        --most;
+    return most;
 }
 
 // Bytes of a lookup table: an offset is its number times this. Kernels that count bits (ARM) have no tables, and take
@@ -361,11 +379,25 @@ struct Kernels {
                             size_t to_line);
     const FunctionKernels *functions;
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
+    const TileKernel *float_row = nullptr;     // `floats` for layers of one output pixel; nullptr: no other
+    void (*release)() = nullptr; // called by each thread when it has run its tiles: AMX keeps a configuration
+};
+
+// An instruction set that adds integer products to those of another table; all else is that table's.
+struct IntegerKernels {
+    const char *isa;
+    const TileKernel *const *integer; // ends with nullptr; the last one supports all widths
+    const Winograd *const *winograd;  // nullptr: those of the other table
+    void (*release)();                // as in Kernels
 };
 
 const Kernels *kernels_scalar();
 const Kernels *kernels_avx2();
+const Kernels *kernels_avxvnni(); // kernel_tables.cpp: kernels_avx2 with integer_avxvnni
 const Kernels *kernels_avx512();
+const Kernels *kernels_amx(); // kernel_tables.cpp: kernels_avx512 with integer_amx
+extern const IntegerKernels integer_avxvnni, integer_amx;
+bool amx_multiplies(); // whether a small product by AMX is right; an illegal instruction where there is none
 const Kernels *kernels_neon();
 const Kernels *kernels_dotprod();
 const Kernels *kernels_i8mm();

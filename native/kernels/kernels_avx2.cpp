@@ -25,156 +25,7 @@
 namespace anyprec {
 namespace {
 
-constexpr int W = 8;
-using F = __m256;
-using I = __m256i;
-
-constexpr int32_t kMask[2 * W] = {-1, -1, -1, -1, -1, -1, -1, -1};
-inline I lane_mask(int n) {
-    return _mm256_loadu_si256(reinterpret_cast<const I *>(kMask + W - n));
-}
-inline void store(void *p, I v) {
-    _mm256_store_si256(static_cast<I *>(p), v);
-}
-inline I load(const void *p) {
-    return _mm256_loadu_si256(static_cast<const I *>(p));
-}
-inline F load(const float *p, int n) {
-    return n >= W ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, lane_mask(n));
-}
-inline I load(const int32_t *p, int n) {
-    return n >= W ? load(p) : _mm256_maskload_epi32(p, lane_mask(n));
-}
-inline I load_codes(const uint8_t *p, int n) {
-    uint64_t codes = 0;
-    if (n >= W)
-        std::memcpy(&codes, p, W);
-    else
-        for (int i = 0; i < n; ++i)
-            codes |= static_cast<uint64_t>(p[i]) << (8 * i);
-    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
-}
-inline void store(float *p, F v, int n) {
-    if (n >= W)
-        _mm256_storeu_ps(p, v);
-    else
-        _mm256_maskstore_ps(p, lane_mask(n), v);
-}
-inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
-    const I wide = _mm256_cvtps_epi32(v);
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    const uint64_t codes = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
-    if (n >= W)
-        std::memcpy(p, &codes, W);
-    else
-        for (int i = 0; i < n; ++i)
-            p[i] = static_cast<uint8_t>(codes >> (8 * i));
-}
-// The pack instructions work on 128-bit halves: their dwords hold lanes 0..3 of all vectors, then lanes 4..7.
-inline I packed(I a, I b) {
-    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-inline void store_codes(uint8_t *p, const F (&v)[4]) {
-    const I low = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
-    const I high = _mm256_packs_epi32(_mm256_cvtps_epi32(v[2]), _mm256_cvtps_epi32(v[3]));
-    _mm256_storeu_si256(reinterpret_cast<I *>(p), packed(low, high));
-}
-inline void store_codes(uint8_t *p, const F (&v)[2]) {
-    const I words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_castsi256_si128(packed(words, words)));
-}
-inline F set1(float x) {
-    return _mm256_set1_ps(x);
-}
-inline I set1(int32_t x) {
-    return _mm256_set1_epi32(x);
-}
-inline F fma(F a, F b, F c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
-inline F add(F a, F b) {
-    return _mm256_add_ps(a, b);
-}
-inline I add(I a, I b) {
-    return _mm256_add_epi32(a, b);
-}
-inline F larger(F a, F b) {
-    return _mm256_max_ps(a, b);
-} // a > b ? a : b, NaN gives b
-inline F smaller(F a, F b) {
-    return _mm256_min_ps(a, b);
-} // a < b ? a : b
-inline F to_float(I a) {
-    return _mm256_cvtepi32_ps(a);
-}
-// Both factors fit 16 bits and a is not negative: its upper half is 0, so one vpmaddwd is a 32-bit product.
-inline I multiply_add(I a, I b, I c) {
-    return _mm256_add_epi32(_mm256_madd_epi16(a, b), c);
-}
-
-inline I load_sum(const int32_t *p) {
-    return load(p);
-}
-inline I load_sum(const uint16_t *p) {
-    return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
-}
-ANYPREC_INLINE void prefetch_far(const uint8_t *p) {
-    _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1);
-}
-
-// For functions.inl
-using M = F;
-inline M less(F a, F b) {
-    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
-}
-inline M is_nan(F a) {
-    return _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
-}
-inline F choose(M m, F a, F b) {
-    return _mm256_blendv_ps(b, a, m);
-}
-inline F sub(F a, F b) {
-    return _mm256_sub_ps(a, b);
-}
-inline F mul(F a, F b) {
-    return _mm256_mul_ps(a, b);
-}
-inline F div(F a, F b) {
-    return _mm256_div_ps(a, b);
-}
-inline F square_root(F a) {
-    return _mm256_sqrt_ps(a);
-}
-inline F round_even(F a) {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline I to_int(F a) { // whole
-    return _mm256_cvtps_epi32(a);
-}
-inline I bits_of(F a) {
-    return _mm256_castps_si256(a);
-}
-inline F from_bits(I a) {
-    return _mm256_castsi256_ps(a);
-}
-inline I bit_and(I a, I b) {
-    return _mm256_and_si256(a, b);
-}
-inline I bit_or(I a, I b) {
-    return _mm256_or_si256(a, b);
-}
-inline I halved(I a) { // rounded down
-    return _mm256_srai_epi32(a, 1);
-}
-inline I minus(I a, I b) {
-    return _mm256_sub_epi32(a, b);
-}
-inline I to_exponent(I a) { // places it where a float has its exponent
-    return _mm256_slli_epi32(a, 23);
-}
-inline I exponent_of(I a) { // of a float that is not negative
-    return _mm256_srli_epi32(a, 23);
-}
+#include "kernels/avx2.inl"
 
 #include "kernels/vector_kernels.inl"
 
@@ -184,7 +35,34 @@ inline I exponent_of(I a) { // of a float that is not negative
 
 #include "kernels/epilogue.inl"
 
-#include "kernels/depthwise.inl"
+// --- Epilogue from registers -----------------------------------------------------------------------------------------
+
+// The epilogue of a whole tile without a detour through memory, for the most frequent kind: scale, then codes. It saves
+// a tenth of the time of layers with few input channels. With a residual or floats, which wait for memory, it was
+// slower than epilogue_tile, at 2 bits too; what is rare (clips, signed inputs, partial vectors) is not done here
+// either.
+inline bool ends_in_registers(const Epilogue &e, int doublings, bool whole) {
+    return whole && e.scale && e.codes && e.doublings == doublings && !e.residual && !e.out && !e.constants &&
+           !e.clip_first && !e.clip_second;
+}
+
+// N vectors of row r, from channel c on: as epilogue_vectors.
+template <int N> ANYPREC_INLINE void end_row(const Epilogue &e, size_t r, int c, F (&y)[N]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v)
+        y[v] = fma(y[v], load(e.scale + c + W * v, W), load(e.shift + c + W * v, W));
+    if (e.code_scale)
+#pragma GCC unroll 4
+        for (int v = 0; v < N; ++v)
+            y[v] = fma(y[v], load(e.code_scale + c + W * v, W), load(e.code_shift + c + W * v, W));
+    const F levels = set1(e.levels);
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v)
+        y[v] = smaller(levels, y[v]);
+    store_codes(e.codes + r * e.codes_stride + c, y);
+}
+
+// --- Depthwise convolutions ------------------------------------------------------------------------------------------
 
 // Depthwise, two taps at a time: vpmaddwd adds the products of neighbors, here the codes of one channel at both taps.
 // Weights (w[t], w[t + 1]) are 16-bit integers side by side; codes are interleaved as bytes, then widened.
@@ -202,8 +80,10 @@ template <int V> struct PairBlock {
             }
     }
 
-    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
-        I acc[V] = {};
+    ANYPREC_INLINE void sums(const DepthwiseRow &d, int p, int c, I (&acc)[V]) const {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v)
+            acc[v] = I{};
         const uint8_t *base = d.base + c;
         const int32_t *offset = d.offsets + p;
         int t = 0;
@@ -211,9 +91,6 @@ template <int V> struct PairBlock {
             add_pair(base + offset[0], base + offset[d.pixels], pairs[t / 2][0], acc);
         if (t < d.taps)
             add_pair(base + offset[0], nullptr, pairs[t / 2][0], acc);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v)
-            store(out + W * v, acc[v]);
     }
 
     static ANYPREC_INLINE void add_pair(const uint8_t *a, const uint8_t *b, const int16_t *w, I (&acc)[V]) {
@@ -256,7 +133,7 @@ template <int V> struct ByteBlock {
         }
     }
 
-    void sums(const DepthwiseRow &d, int p, int c, int32_t *out) const {
+    ANYPREC_INLINE void sums(const DepthwiseRow &d, int p, int c, I (&out)[V]) const {
         I acc[kVectors] = {};
         const uint8_t *base = d.base + c;
         const int32_t *offset = d.offsets + p;
@@ -273,7 +150,7 @@ template <int V> struct ByteBlock {
         }
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v)
-            store(out + W * v, _mm256_cvtepi16_epi32(half[v]));
+            out[v] = _mm256_cvtepi16_epi32(half[v]);
     }
 
     // 32 codes; or 16, the second 8 of them in the upper half.
@@ -290,8 +167,203 @@ template <int V> struct ByteBlock {
     }
 };
 
+// --- Depthwise 3x3: columns are prepared once ------------------------------------------------------------------------
+
+//   column a  b  c        a column is three codes of one channel: two as a pair, one as a pair with zero.
+//          +--+--+--+     The next output of a line (stride 1) reads columns b, c and a new one;
+//   line 0 |  |  |  | \   with stride 2, column c and two new ones.
+//        1 |  |  |  | /  pair
+//        2 |  |  |  | -  pair with zero
+//          +--+--+--+
+
+// 8 bits: pairs of 16-bit integers, vpmaddwd. 16 channels: four vectors a column, twelve for three.
+struct WideColumns {
+    static constexpr int kChannels = 16, kVectors = 2;
+    alignas(32) int16_t weights[3][4][16];
+
+    WideColumns(const DepthwiseRow &d, int c) {
+        const int32_t *from = static_cast<const int32_t *>(d.weights) + c;
+        const size_t line = 3 * static_cast<size_t>(d.channels);
+        for (size_t column = 0; column < 3; ++column, from += d.channels)
+#pragma GCC unroll 2
+            for (size_t v = 0; v < 2; ++v) {
+                const I second = _mm256_slli_epi32(load(from + line + W * v), 16), none = I{};
+                store(weights[column][v], _mm256_blend_epi16(load(from + W * v), second, 0xAA));
+                store(weights[column][v + 2], _mm256_blend_epi16(load(from + 2 * line + W * v), none, 0xAA));
+            }
+    }
+    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(top));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(middle));
+        x[0] = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b));
+        x[1] = _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b));
+        x[2] = load_codes(low, W);
+        x[3] = load_codes(low + W, W);
+    }
+    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            acc[i % 2] = add(acc[i % 2], _mm256_madd_epi16(x[i], load(weights[column][i])));
+    }
+    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
+        y[0] = to_float(acc[0]);
+        y[1] = to_float(acc[1]);
+    }
+};
+
+// Few bits: pairs of bytes, vpmaddubsw, sums of 16 bits. 32 channels; ByteBlock has their order.
+struct ByteColumns {
+    static constexpr int kChannels = 32, kVectors = 4;
+    alignas(32) int8_t weights[3][4][32];
+
+    ByteColumns(const DepthwiseRow &d, int c) {
+        const int32_t *from = static_cast<const int32_t *>(d.weights) + c;
+        const size_t line = 3 * static_cast<size_t>(d.channels);
+        for (size_t column = 0; column < 3; ++column, from += d.channels)
+            for (int pair = 0; pair < 2; ++pair) {
+                I both[4]; // two bytes in each lane of 32 bits
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; ++v) {
+                    const I low = set1(0xFF), first = load(from + 2 * pair * line + W * v);
+                    const I second = pair ? I{} : load(from + line + W * v);
+                    both[v] = _mm256_or_si256(_mm256_and_si256(first, low),
+                                              _mm256_slli_epi32(_mm256_and_si256(second, low), 8));
+                }
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; ++v)
+                    store(weights[column][2 * pair + v],
+                          _mm256_permute4x64_epi64(_mm256_packus_epi32(both[v], both[v + 2]), 0xD8));
+            }
+    }
+    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+        const I a = load(top), b = load(middle), c = load(low);
+        x[0] = _mm256_unpacklo_epi8(a, b);
+        x[1] = _mm256_unpackhi_epi8(a, b);
+        x[2] = _mm256_unpacklo_epi8(c, I{});
+        x[3] = _mm256_unpackhi_epi8(c, I{});
+    }
+    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            acc[i % 2] = _mm256_add_epi16(acc[i % 2], _mm256_maddubs_epi16(x[i], load(weights[column][i])));
+    }
+    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+            y[v] = to_float(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(acc[v])));
+            y[v + 2] = to_float(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(acc[v], 1)));
+        }
+    }
+};
+
+// How many columns of an output are those of the output before it: 2, 1 (its first is the other's last) or 0.
+void count_shared(const DepthwiseRow &d, uint8_t *shared) {
+    const auto same = [&](int p, int column, int before) {
+        for (int t = 0; t < 9; t += 3)
+            if (d.offsets[(t + column) * d.pixels + p] != d.offsets[(t + before) * d.pixels + p - 1])
+                return false;
+        return true;
+    };
+    // A whole line of stride 1: the offsets of a column are those of the one before it, shifted by an output.
+    const size_t others = static_cast<size_t>(d.pixels - 1);
+    bool line = true;
+    for (int t = 0; line && t < 9; ++t)
+        line = t % 3 == 2 || std::memcmp(d.offsets + t * d.pixels + 1, d.offsets + (t + 1) * d.pixels, 4 * others) == 0;
+    shared[0] = 0;
+    if (line) {
+        std::memset(shared + 1, 2, others);
+        return;
+    }
+    for (int p = 1; p < d.pixels; ++p)
+        shared[p] = same(p, 0, 1) && same(p, 1, 2) ? 2 : same(p, 0, 2) ? 1 : 0;
+}
+
+// For epilogues in registers. Channels from 0 on; returns the first channel that is left.
+template <typename Columns> int depthwise_3x3(const DepthwiseRow &d) {
+    uint8_t shared[kDepthwisePixels];
+    count_shared(d, shared);
+    int c = 0;
+    for (; c + Columns::kChannels <= d.channels; c += Columns::kChannels) {
+        const Columns columns(d, c);
+        const uint8_t *base = d.base + c;
+        const size_t line = 3 * static_cast<size_t>(d.pixels);
+        I x[3][4] = {};
+        for (int p = 0; p < d.pixels; ++p) {
+            const int32_t *offsets = d.offsets + p;
+            const auto read = [&](int column) {
+                const int32_t *at = offsets + static_cast<ptrdiff_t>(column) * d.pixels;
+                Columns::column(base + at[0], base + at[line], base + at[2 * line], x[column]);
+            };
+            const auto move = [&](int to, int from) {
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i)
+                    x[to][i] = x[from][i];
+            };
+            if (shared[p] == 2) {
+                move(0, 1);
+                move(1, 2);
+            } else {
+                if (shared[p])
+                    move(0, 2);
+                else
+                    read(0);
+                read(1);
+            }
+            read(2);
+            I acc[2] = {I{}, I{}};
+            columns.add_column(x[0], 0, acc);
+            columns.add_column(x[1], 1, acc);
+            columns.add_column(x[2], 2, acc);
+            F y[Columns::kVectors];
+            Columns::floats(acc, y);
+            end_row(d.epilogue, static_cast<size_t>(p), c, y);
+        }
+    }
+    return c;
+}
+
+// Channels from `first` on, in blocks of V vectors; returns the first channel that is left.
+template <template <int> class Block, int V>
+int depthwise_blocks_256(const DepthwiseRow &d, int first, bool in_registers) {
+    int c = first;
+    for (; c + V * W <= d.channels; c += V * W) {
+        const Block<V> block(d, c);
+        Epilogue e = from_channel(d.epilogue, c);
+        for (int p = 0; p < d.pixels; ++p) {
+            I acc[V];
+            block.sums(d, p, c, acc);
+            if (!in_registers) {
+                alignas(64) int32_t sums[V * W];
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v)
+                    store(sums + W * v, acc[v]);
+                epilogue_tile(e, sums, V * W, 1, V * W);
+                advance(e, 1);
+                continue;
+            }
+            F y[V];
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v)
+                y[v] = to_float(acc[v]);
+            end_row(d.epilogue, static_cast<size_t>(p), c, y);
+        }
+    }
+    return c;
+}
+
+template <template <int> class Block, typename Columns> void depthwise_blocks_256(const DepthwiseRow &d) {
+    int c = 0;
+    if (d.taps <= kMostDepthwiseTaps) {
+        const bool in_registers = !d.epilogue.window && ends_in_registers(d.epilogue, 0, true);
+        if (in_registers && d.taps == 9)
+            c = depthwise_3x3<Columns>(d);
+        c = depthwise_blocks_256<Block, 4>(d, c, in_registers);
+        c = depthwise_blocks_256<Block, 2>(d, c, in_registers);
+    }
+    depthwise_codes_from(d, c);
+}
 void depthwise_codes_256(const DepthwiseRow &d) {
-    d.fits16 ? depthwise_by_blocks<ByteBlock>(d) : depthwise_by_blocks<PairBlock>(d);
+    d.fits16 ? depthwise_blocks_256<ByteBlock, ByteColumns>(d) : depthwise_blocks_256<PairBlock, WideColumns>(d);
 }
 
 // Winograd: V as 16-bit integers, or as bytes.
@@ -312,12 +384,6 @@ struct ByteForm { // for 4-bit codes: V in 0 .. 60
     static I biased(I a) { return _mm256_add_epi8(a, _mm256_set1_epi8(kBias)); }
 };
 constexpr int kWidest = 16;
-inline I sub(I a, I b) {
-    return _mm256_sub_epi32(a, b);
-}
-inline I quarter(I a) {
-    return _mm256_srai_epi32(a, 2);
-}
 
 #include "kernels/winograd.inl"
 
@@ -437,15 +503,53 @@ void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps
         }
 }
 
-inline I broadcast4(const uint8_t *p) {
-    int32_t word;
-    std::memcpy(&word, p, 4);
-    return _mm256_set1_epi32(word);
-}
-
 #include "kernels/toom_cook.inl"
 
 #include "kernels/tiles.inl"
+
+// --- Tiles whose epilogue stays in registers -------------------------------------------------------------------------
+
+// Sums of 32 bits, as the kernels without windows (doublings 0) and with them (1) have them.
+template <int Doublings, int R, int V> ANYPREC_INLINE bool end_in_registers(const Tile &t, const I (&acc)[R][V]) {
+    const Epilogue &e = t.epilogue;
+    if (!ends_in_registers(e, Doublings, t.channels == W * V) || (e.window != nullptr) != (Doublings > 0))
+        return false;
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) {
+        F y[V];
+        const I window = Doublings ? set1(e.window_factor * e.window[r]) : I{};
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            y[v] = to_float(Doublings ? add(add(acc[r][v], acc[r][v]), window) : acc[r][v]);
+        end_row(e, r, 0, y);
+    }
+    return true;
+}
+
+// WholeSums (tiles.inl) that stay in registers where they can.
+template <int Doublings, int R, int V> struct RegisterSums {
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+        if (t.epilogue.raw || !end_in_registers<Doublings>(t, acc))
+            WholeSums<R, V>().epilogue(t, acc);
+    }
+};
+
+// StackTotals that are read back into the accumulators at the end.
+template <typename Inner, int R, int V> struct RegisterTotals : StackTotals<Inner, R, V> {
+    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+        if (t.epilogue.raw || !Inner::ends(t, V))
+            return StackTotals<Inner, R, V>::epilogue(t, acc);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                acc[r][v] = Inner::widened(acc[r][v]);
+                if (!this->empty)
+                    acc[r][v] = add(acc[r][v], load(this->totals[r] + Inner::kLanes * v));
+            }
+        Inner::end(t, acc);
+    }
+};
 
 #include "kernels/lookup_1bit.inl"
 
@@ -458,7 +562,7 @@ struct DotWide {
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return load(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm256_madd_epi16(x, w)); }
-    template <int R, int V> using Totals = WholeSums<R, V>;
+    template <int R, int V> using Totals = RegisterSums<0, R, V>;
 };
 
 // --- 7 to 3 bit: vpmaddubsw, four channels per step ------------------------------------------------------------------
@@ -469,18 +573,38 @@ template <int Largest> struct DotNarrow : DotWide {
     using Total = int32_t;
     static I step(I acc, I x, I w) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(x, w)); }
     template <bool First> static void add_to(int32_t *total, I acc) {
-        const I sums = _mm256_madd_epi16(acc, _mm256_set1_epi16(1));
+        const I sums = widened(acc);
         store(total, First ? sums : add(load(total), sums));
     }
-    template <int R, int V> using Totals = StackTotals<DotNarrow, R, V>;
+    static I widened(I acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
+    static bool ends(const Tile &t, int vectors) {
+        return !t.epilogue.window && ends_in_registers(t.epilogue, 0, t.channels == W * vectors);
+    }
+    template <int R, int V> static ANYPREC_INLINE void end(const Tile &t, const I (&acc)[R][V]) {
+        end_in_registers<0>(t, acc);
+    }
+    template <int R, int V> using Totals = RegisterTotals<DotNarrow, R, V>;
 };
 
+// Neighboring 16-bit sums added, as 32 bits. The ones stay in memory: in a register they would push an accumulator of
+// a 6 x 2 tile onto the stack in every step.
+alignas(32) constexpr int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+inline I widened_pairs(I sums) {
+#if defined(__GNUC__)
+    I wide;
+    __asm__("vpmaddwd %2, %1, %0" : "=x"(wide) : "x"(sums), "m"(kOnes));
+    return wide;
+#else
+    return _mm256_madd_epi16(sums, load(kOnes));
+#endif
+}
+
 // 2 x 128 x 127 = 32512 leaves room for one step: each step is widened at once, without totals.
-struct DotSeven : DotWide {
-    static I step(I acc, I x, I w) {
-        return add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
-    }
+template <int Doublings> struct DotSevenOf : DotWide {
+    static I step(I acc, I x, I w) { return add(acc, widened_pairs(_mm256_maddubs_epi16(x, w))); }
+    template <int R, int V> using Totals = RegisterSums<Doublings, R, V>;
 };
+using DotSeven = DotSevenOf<0>;
 
 // 8 bits, with extra steps where two weights are too large (Coding::split8).
 struct DotSplit {
@@ -506,7 +630,7 @@ struct DotSplit {
                 in[r] = t.base + t.offsets[tap * R + r];
             Loop<DotSeven>::step(in, e->step, panel, acc);
         }
-        WholeSums<R, V>().epilogue(t, acc);
+        RegisterSums<1, R, V>().epilogue(t, acc);
     }
 };
 
@@ -514,7 +638,6 @@ struct DotSplit {
 // then widened at once.
 struct DotThree {
     template <int R, int V> static void tile(const Tile &t) {
-        const I ones = _mm256_set1_epi16(1);
         I acc[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -538,7 +661,7 @@ struct DotThree {
                     const I second = _mm256_maddubs_epi16(x1, load(panel + 32 * (V + v)));
                     const I third = _mm256_maddubs_epi16(x2, load(panel + 32 * (2 * V + v)));
                     const I sum = _mm256_add_epi16(_mm256_add_epi16(first, second), third);
-                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sum, ones));
+                    acc[r][v] = add(acc[r][v], widened_pairs(sum));
                 }
             }
         }
@@ -548,7 +671,7 @@ struct DotThree {
                 const I x = broadcast4(in[r] + 4 * s);
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v)
-                    acc[r][v] = add(acc[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(x, load(panel + 32 * v)), ones));
+                    acc[r][v] = add(acc[r][v], widened_pairs(_mm256_maddubs_epi16(x, load(panel + 32 * v))));
             }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -582,6 +705,21 @@ struct LookUp {
     template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
 };
 
+// --- Float -----------------------------------------------------------------------------------------------------------
+
+struct MultiplyInRegisters : Multiply {
+    template <int R, int V> struct Totals : Multiply::Totals<R, V> {
+        ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
+            const Epilogue &e = t.epilogue;
+            if (V > 4 || !ends_in_registers(e, 0, t.channels == W * V) || e.window)
+                return Multiply::Totals<R, V>::epilogue(t, acc);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < R; ++r)
+                end_row(e, r, 0, acc[r]);
+        }
+    };
+};
+
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width, except for a single row: they read half the panel bytes.
@@ -600,10 +738,12 @@ constexpr TileKernel dot_4bit("vpmaddubsw, 4 bit", centered, {4, 4}, tiles<DotNa
 constexpr TileKernel dot_5bit("vpmaddubsw, 5 bit", centered, {5, 5}, tiles<DotNarrow<31>>, 42);
 constexpr TileKernel dot_6bit("vpmaddubsw, 6 bit", centered, {6, 6}, tiles<DotNarrow<63>>, 35);
 constexpr TileKernel dot_7bit("vpmaddubsw, 7 bit", centered, {7, 7}, tiles<DotSeven>, 28);
-constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSeven>, 27);
+constexpr TileKernel dot_8x7bit("vpmaddubsw, 8x7 bit", offset, {8, 7}, tiles<DotSevenOf<1>>, 27);
 constexpr TileKernel dot_split("vpmaddubsw, 8 bit", split, {8, 8}, tiles_of<DotSplit, 8, 6>(), 27);
 constexpr TileKernel dot_8bit("vpmaddwd", wide, {8, 8}, tiles<DotWide>, 21);
-constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<Multiply>, 15);
+constexpr TileKernel float_fma("fma", floats, {0, 0}, tiles<MultiplyInRegisters>, 15);
+// For a single row, as in a classifier: eight chains of additions hide their latency of 4 cycles.
+constexpr TileKernel float_row("fma", floats, {0, 0}, tiles_of_row<Loop<Multiply>>(), 15);
 constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 6>(), 15,
                                      Algorithm::toom_cook);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_4bit,  &dot_5bit, &dot_6bit,
@@ -636,7 +776,8 @@ constexpr Kernels table = {"avx2",
                            transpose_floats,
                            transpose_codes,
                            &functions,
-                           winograd};
+                           winograd,
+                           &float_row};
 
 } // namespace
 

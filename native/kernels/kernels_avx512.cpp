@@ -13,7 +13,11 @@
 //              192 or 384 products.
 #include "kernels/kernels.h"
 
+#if defined(ANYPREC_EMULATE)
+#include "emulate/avx512.h"
+#else
 #include <immintrin.h>
+#endif
 
 #include <cmath>
 #include <cstring>
@@ -23,143 +27,7 @@
 namespace anyprec {
 namespace {
 
-constexpr int W = 16;
-using F = __m512;
-using I = __m512i;
-
-inline __mmask16 lane_mask(int n) {
-    return n >= W ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
-}
-inline F load(const float *p, int n) {
-    return n >= W ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(lane_mask(n), p);
-}
-inline I load(const int32_t *p, int n) {
-    return n >= W ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi32(lane_mask(n), p);
-}
-inline I load_codes(const uint8_t *p, int n) {
-    return _mm512_cvtepu8_epi32(n >= W ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))
-                                       : _mm_maskz_loadu_epi8(lane_mask(n), p));
-}
-inline void store(float *p, F v, int n) {
-    if (n >= W)
-        _mm512_storeu_ps(p, v);
-    else
-        _mm512_mask_storeu_ps(p, lane_mask(n), v);
-}
-inline void store_codes(uint8_t *p, F v, int n) { // v lies in 0..255
-    const __m128i codes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
-    if (n >= W)
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(p), codes);
-    else
-        _mm_mask_storeu_epi8(p, lane_mask(n), codes);
-}
-// The pack instructions work on 128-bit quarters: their dwords hold lanes 0..3 of all vectors, then lanes 4..7, and so
-// on.
-inline I packed(I a, I b) {
-    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b));
-}
-inline void store_codes(uint8_t *p, const F (&v)[4]) {
-    const I low = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
-    const I high = _mm512_packs_epi32(_mm512_cvtps_epi32(v[2]), _mm512_cvtps_epi32(v[3]));
-    _mm512_storeu_si512(p, packed(low, high));
-}
-inline void store_codes(uint8_t *p, const F (&v)[2]) {
-    const I words = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_castsi512_si256(packed(words, words)));
-}
-inline F set1(float x) {
-    return _mm512_set1_ps(x);
-}
-inline I set1(int32_t x) {
-    return _mm512_set1_epi32(x);
-}
-inline F fma(F a, F b, F c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
-inline F add(F a, F b) {
-    return _mm512_add_ps(a, b);
-}
-inline I add(I a, I b) {
-    return _mm512_add_epi32(a, b);
-}
-inline F larger(F a, F b) {
-    return _mm512_max_ps(a, b);
-} // a > b ? a : b, NaN gives b
-inline F smaller(F a, F b) {
-    return _mm512_min_ps(a, b);
-} // a < b ? a : b
-inline F to_float(I a) {
-    return _mm512_cvtepi32_ps(a);
-}
-// Both factors fit 16 bits and a is not negative: its upper half is 0, so one vpmaddwd is a 32-bit product.
-inline I multiply_add(I a, I b, I c) {
-    return _mm512_add_epi32(_mm512_madd_epi16(a, b), c);
-}
-
-inline I load_sum(const int32_t *p) {
-    return _mm512_load_si512(p);
-}
-inline I load_sum(const uint16_t *p) {
-    return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)));
-}
-ANYPREC_INLINE void prefetch_far(const void *p) {
-    _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
-}
-
-// For functions.inl
-using M = __mmask16;
-inline M less(F a, F b) {
-    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
-}
-inline M is_nan(F a) {
-    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-}
-inline F choose(M m, F a, F b) {
-    return _mm512_mask_blend_ps(m, b, a);
-}
-inline F sub(F a, F b) {
-    return _mm512_sub_ps(a, b);
-}
-inline F mul(F a, F b) {
-    return _mm512_mul_ps(a, b);
-}
-inline F div(F a, F b) {
-    return _mm512_div_ps(a, b);
-}
-inline F square_root(F a) {
-    return _mm512_sqrt_ps(a);
-}
-inline F round_even(F a) {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline I to_int(F a) { // whole
-    return _mm512_cvtps_epi32(a);
-}
-inline I bits_of(F a) {
-    return _mm512_castps_si512(a);
-}
-inline F from_bits(I a) {
-    return _mm512_castsi512_ps(a);
-}
-inline I bit_and(I a, I b) {
-    return _mm512_and_si512(a, b);
-}
-inline I bit_or(I a, I b) {
-    return _mm512_or_si512(a, b);
-}
-inline I halved(I a) { // rounded down
-    return _mm512_srai_epi32(a, 1);
-}
-inline I minus(I a, I b) {
-    return _mm512_sub_epi32(a, b);
-}
-inline I to_exponent(I a) { // places it where a float has its exponent
-    return _mm512_slli_epi32(a, 23);
-}
-inline I exponent_of(I a) { // of a float that is not negative
-    return _mm512_srli_epi32(a, 23);
-}
+#include "kernels/avx512.inl"
 
 #include "kernels/vector_kernels.inl"
 
@@ -178,18 +46,8 @@ struct ByteForm {
     static I biased(I a) { return _mm512_add_epi8(a, _mm512_set1_epi8(kBias)); }
 };
 constexpr int kWidest = 64;
-inline void store(void *p, I v) {
-    _mm512_store_si512(p, v);
-}
 
 #include "kernels/depthwise.inl"
-
-inline I sub(I a, I b) {
-    return _mm512_sub_epi32(a, b);
-}
-inline I quarter(I a) {
-    return _mm512_srai_epi32(a, 2);
-}
 
 #include "kernels/winograd.inl"
 

@@ -273,3 +273,10 @@ template <typename Inner, int One, int Two, int Four> constexpr Tiles tiles_of()
         {One, Two, Four, 0},
         {tile_functions<Inner, 1, One>(), tile_functions<Inner, 2, Two>(), tile_functions<Inner, 4, Four>(), nullptr}};
 }
+// For a single row: blocks of up to 8 vectors, as one row has no others to hide latencies behind.
+template <typename Inner> [[maybe_unused]] constexpr Tiles tiles_of_row() {
+    return {3,
+            {1, 1, 1, 1},
+            {tile_functions<Inner, 1, 1>(), tile_functions<Inner, 2, 1>(), tile_functions<Inner, 4, 1>(),
+             tile_functions<Inner, 8, 1>()}};
+}

@@ -13,7 +13,7 @@ constexpr float kToomCookInput[kToomCookPoints][kToomCookPoints] = {
 
 // Works on whole vectors: a short array is read and written past its end, by less than 16 floats. The next array
 // overwrites the surplus; after the last array there is slack for it.
-void toom_cook_input(const ToomCookInput &given) {
+[[maybe_unused]] void toom_cook_input(const ToomCookInput &given) {
     const ToomCookInput q = given; // a copy: stores through `out` cannot change it
     for (int t = 0; t < q.times; ++t)
         for (int c = 0; c < q.count; c += W) {

@@ -45,46 +45,68 @@ double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int 
 
 } // namespace
 
-// The kernel with the most useful products per cycle: padding in partly filled vectors and steps does not count.
-const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits,
-                                bool split) {
+namespace {
+
+// Cycles of a layer's products on one kernel, without what all kernels have in common. Partly filled vectors, steps and
+// matrices take as long as full ones.
+double kernel_cycles(const TileKernel &kernel, LayerSize size) {
+    const MatrixCost &m = kernel.matrix;
+    const int steps = (size.in + kernel.step_channels - 1) / kernel.step_channels;
+    const int whole_steps = m.steps > 1 ? steps / matrix_steps(steps) * m.steps : steps;
+    const std::vector<Block> blocks = cut_blocks(kernel, size.out, 1, 1);
+    const auto times = [](int64_t count, int each) { return static_cast<double>((count + each - 1) / each); };
+    double cycles = times(size.rows, m.rows) * m.rows * size.taps * whole_steps * kernel.step_channels *
+                    vectors_of(kernel, size.out) * kernel.lanes / kernel.products_per_cycle;
+    for (const Block &block : blocks)
+        cycles += m.tile_cycles * times(size.rows, kernel.max_rows[block.log2_vectors]);
+    if (size.residual)
+        cycles += m.residual_cycles * static_cast<double>(size.rows) * size.out;
+    return cycles;
+}
+
+// 1 bit on AMX, layer by layer on an Emerald Rapids: faster than the lookups of AVX-512 only in 3x3 layers of up to 256
+// channels. Elsewhere bytes instead of bits take longer to read than the products save.
+bool matrices_pay(LayerBits bits, LayerSize size) {
+    return bits.weights > 1 || bits.acts > 1 || (size.taps > 1 && size.in <= 256);
+}
+
+} // namespace
+
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split,
+                                int64_t rows, bool residual) {
     const int out = weight.shape[0] / op.groups, in = weight.shape[3];
     const int64_t k = static_cast<int64_t>(weight.count) / weight.shape[0];
+    const LayerSize size = {rows, static_cast<int>(k / in), in, out, residual};
     const TileKernel *best = nullptr;
-    double best_rate = -1;
+    double least = 0;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
         const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
                              kernel.coding != Coding::split8; // window sums per group would cost more
         if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
-            (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)))
+            (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)) ||
+            (kernel.matrix.rows > 1 && !matrices_pay(bits, size)))
             continue;
-        const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
-        const double rate = kernel.products_per_cycle *
-                            (static_cast<double>(out) / (vectors_of(kernel, out) * kernel.lanes)) *
-                            (static_cast<double>(in) / (steps * kernel.step_channels));
-        if (rate > best_rate)
-            best = &kernel, best_rate = rate;
+        const double cycles = kernel_cycles(kernel, size);
+        if (!best || cycles < least)
+            best = &kernel, least = cycles;
     }
     return best;
 }
 
 // Panels made at run time have no lookup tables and no split weights.
-const TileKernel *choose_product_kernel(const Kernels &kernels, int terms, int columns, LayerBits bits) {
+const TileKernel *choose_product_kernel(const Kernels &kernels, int rows, int terms, int columns, LayerBits bits) {
     const TileKernel *best = nullptr;
-    double best_rate = -1;
+    double least = 0;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
         const bool plain = kernel.coding == Coding::centered8 || kernel.coding == Coding::centered16 ||
                            kernel.coding == Coding::offset8 || kernel.coding == Coding::codes8;
         if (!plain || !supports(kernel, bits) || terms > kernel.max_k)
             continue;
-        const int steps = (terms + kernel.step_channels - 1) / kernel.step_channels;
-        const double rate = kernel.products_per_cycle *
-                            (static_cast<double>(columns) / (vectors_of(kernel, columns) * kernel.lanes)) *
-                            (static_cast<double>(terms) / (steps * kernel.step_channels));
-        if (rate > best_rate)
-            best = &kernel, best_rate = rate;
+        const double cycles = kernel_cycles(kernel, {rows, 1, terms, columns, false});
+        if (!best || cycles < least)
+            best = &kernel, least = cycles;
     }
     return best;
 }

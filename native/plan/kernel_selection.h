@@ -12,11 +12,19 @@ struct LayerBits {
     int weights, acts;
 };
 
-// `split`: kernels whose panel has extra steps (Coding::split8) are allowed.
-const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split);
+struct LayerSize {
+    int64_t rows; // output pixels of an image
+    int taps, in, out;
+    bool residual;
+};
+
+// The kernel of the fewest cycles for `rows` output pixels. `split`: kernels whose panel has extra steps
+// (Coding::split8) are allowed.
+const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weight &weight, LayerBits bits, bool split,
+                                int64_t rows, bool residual);
 
 // For a product of two values of codes, of `terms` terms; bits.weights are those of the second value.
-const TileKernel *choose_product_kernel(const Kernels &kernels, int terms, int columns, LayerBits bits);
+const TileKernel *choose_product_kernel(const Kernels &kernels, int rows, int terms, int columns, LayerBits bits);
 
 // A Winograd kernel if it is faster than `direct`, else nullptr.
 const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits bits, const Shape &in, const Shape &out,

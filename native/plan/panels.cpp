@@ -4,18 +4,67 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <optional>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "run/toom_cook.h"
 
 namespace anyprec {
+
+void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t kPage = uintptr_t(2) << 20;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+    if (first < end)
+        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
+#endif
+}
+
 namespace {
 
+// Plain loops that gcc vectorizes at O3.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ANYPREC_VECTORIZE __attribute__((optimize("O3")))
+#else
+#define ANYPREC_VECTORIZE
+#endif
+
+// Zeros, with slack for alignment and for reads past the end. calloc leaves fresh pages as they are.
 Panel allocate(size_t bytes) {
     Panel panel;
     panel.bytes = bytes;
-    panel.storage = std::make_unique<uint8_t[]>(bytes + 128); // zeros; slack for alignment and for reads past the end
+    panel.storage.reset(static_cast<uint8_t *>(std::calloc(bytes + 128, 1)));
+    if (!panel.storage)
+        throw std::bad_alloc();
     panel.data = at_line(panel.storage.get());
+    use_large_pages(panel.data, bytes);
     return panel;
+}
+
+// A channel's elements of all steps, `size` bytes each, to their place in every step of the panel.
+template <size_t Size> void spread(const uint8_t *line, size_t count, uint8_t *to, size_t stride) {
+    for (size_t i = 0; i < count; ++i, line += Size, to += stride)
+        std::memcpy(to, line, Size);
+}
+void spread(const uint8_t *line, size_t count, size_t size, uint8_t *to, size_t stride) {
+    switch (size) {
+    case 1:
+        return spread<1>(line, count, to, stride);
+    case 2:
+        return spread<2>(line, count, to, stride);
+    case 4:
+        return spread<4>(line, count, to, stride);
+    case 8:
+        return spread<8>(line, count, to, stride);
+    default:
+        for (size_t i = 0; i < count; ++i)
+            std::memcpy(to + stride * i, line + size * i, size);
+    }
 }
 
 // Position of channel c in a vector, in elements. Lookup kernels widen their 8-bit sums by separating even bytes (first
@@ -29,23 +78,36 @@ int lane_of(const TileKernel &kernel, int c) {
 
 // Winograd weights (2G) g (2G)' of one output channel: codes [9][in] -> [16][in]. The rows of 2G are 2 0 0, 1 1 1, 1 -1
 // 1 and 0 0 2. A weight is factor * code + shift. At 8 bits U is at most 9 x 255.
-void transform_weights(const uint8_t *codes, int in, int factor, int shift, int16_t *out) {
+ANYPREC_VECTORIZE void transform_weights(const uint8_t *__restrict codes, int in, int factor, int shift,
+                                         int16_t *__restrict out) {
     for (int c = 0; c < in; ++c) {
-        int g[3][3], t[4][3]; // t = 2G g
+        int16_t g[3][3], t[4][3]; // t = 2G g
         for (int i = 0; i < 9; ++i)
-            g[i / 3][i % 3] = factor * codes[i * in + c] + shift;
+            g[i / 3][i % 3] = static_cast<int16_t>(factor * codes[i * in + c] + shift);
         for (int j = 0; j < 3; ++j) {
-            t[0][j] = 2 * g[0][j];
-            t[1][j] = g[0][j] + g[1][j] + g[2][j];
-            t[2][j] = g[0][j] - g[1][j] + g[2][j];
-            t[3][j] = 2 * g[2][j];
+            t[0][j] = static_cast<int16_t>(2 * g[0][j]);
+            t[1][j] = static_cast<int16_t>(g[0][j] + g[1][j] + g[2][j]);
+            t[2][j] = static_cast<int16_t>(g[0][j] - g[1][j] + g[2][j]);
+            t[3][j] = static_cast<int16_t>(2 * g[2][j]);
         }
         for (int i = 0; i < 4; ++i) {
-            const int u[4] = {2 * t[i][0], t[i][0] + t[i][1] + t[i][2], t[i][0] - t[i][1] + t[i][2], 2 * t[i][2]};
-            for (int j = 0; j < 4; ++j)
-                out[(4 * i + j) * in + c] = static_cast<int16_t>(u[j]);
+            out[(4 * i) * in + c] = static_cast<int16_t>(2 * t[i][0]);
+            out[(4 * i + 1) * in + c] = static_cast<int16_t>(t[i][0] + t[i][1] + t[i][2]);
+            out[(4 * i + 2) * in + c] = static_cast<int16_t>(t[i][0] - t[i][1] + t[i][2]);
+            out[(4 * i + 3) * in + c] = static_cast<int16_t>(2 * t[i][2]);
         }
     }
+}
+
+ANYPREC_VECTORIZE int32_t sum_of(const int16_t *values, int count) {
+    int32_t sum = 0;
+    for (int i = 0; i < count; ++i)
+        sum += values[i];
+    return sum;
+}
+ANYPREC_VECTORIZE void to_bytes(const int16_t *__restrict values, int count, uint8_t *__restrict bytes) {
+    for (int i = 0; i < count; ++i)
+        bytes[i] = static_cast<uint8_t>(values[i]);
 }
 
 Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
@@ -62,6 +124,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     panel.group_bytes = panel.bytes;
     panel.bias.resize(4 * static_cast<size_t>(out));
     std::vector<int16_t> u(16 * static_cast<size_t>(in));
+    std::vector<uint8_t> line(static_cast<size_t>(steps) * group * element);
     for (const Block &block : blocks)
         for (int c = 0; c < block.channels; ++c) {
             const int channel = block.first + c;
@@ -69,17 +132,16 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
             const size_t stride = vector << block.log2_vectors; // from one step to the next
             uint8_t *to =
                 panel.data + block.panel + vector * (c / lanes) + static_cast<size_t>(c % lanes) * group * element;
-            int32_t sums[16] = {};
-            for (int position = 0; position < 16; ++position)
-                for (int s = 0; s < steps; ++s, to += stride)
-                    for (int j = 0; j < group && s * group + j < in; ++j) {
-                        const int16_t value = u[static_cast<size_t>(position) * in + s * group + j];
-                        sums[position] += value;
-                        if (wide)
-                            std::memcpy(to + 2 * j, &value, 2);
-                        else
-                            to[j] = static_cast<uint8_t>(value);
-                    }
+            int32_t sums[16];
+            for (int position = 0; position < 16; ++position, to += stride * static_cast<size_t>(steps)) {
+                const int16_t *values = u.data() + static_cast<size_t>(position) * in;
+                sums[position] = sum_of(values, in);
+                if (wide)
+                    std::memcpy(line.data(), values, 2 * static_cast<size_t>(in)); // what follows stays zero
+                else
+                    to_bytes(values, in, line.data());
+                spread(line.data(), static_cast<size_t>(steps), static_cast<size_t>(group) * element, to, stride);
+            }
             for (int i = 0; i < 2; ++i) // A' sums A, as for any M
                 for (int j = 0; j < 2; ++j) {
                     static constexpr int kRows[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
@@ -94,75 +156,141 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
 
 // The largest number of consecutive steps that cannot overflow 8 bits in any channel. A step adds at most its weights
 // times the largest activation. At 2 bits that is 31 steps where half of the weight bits are ones, 21 where all are.
-int count_safe_steps(const Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups,
-                     int steps) {
-    const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
-    const int most = 255 / ((1 << kernel.max_act_bits) - 1);
-    int weights[256] = {}; // sum of a step's weights, by byte of the panel
-    for (int b = 0; b < 256; ++b)
-        for (int i = 0; i < 8; i += bits)
-            weights[b] += b >> i & ((1 << bits) - 1);
-    int safe_steps = 1 << 30; // no limit
-    for (int g = 0; g < groups; ++g)
-        for (const Block &block : blocks) {
-            const uint8_t *first = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
-            const size_t stride = vector_bytes(kernel) << block.log2_vectors; // from one step to the next
-            for (size_t lane = 0; lane < stride; ++lane) {
-                const uint8_t *last = first + lane, *begin = last; // window of steps whose sum fits
-                int sum = 0;
-                for (int s = 0, run = 0; s < steps; ++s, last += stride) {
-                    sum += weights[*last];
-                    for (++run; sum > most; begin += stride) {
-                        safe_steps = std::min(safe_steps, --run);
-                        sum -= weights[*begin];
-                    }
+class SafeSteps {
+  public:
+    explicit SafeSteps(const TileKernel &kernel) : most_(255 / ((1 << kernel.max_act_bits) - 1)) {
+        const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
+        for (int b = 0; b < 256; ++b)
+            for (int i = 0; i < 8; i += bits)
+                weights_[b] += b >> i & ((1 << bits) - 1);
+    }
+    // `count` steps of one channel, `size` bytes each; every byte has a sum of its own.
+    void add(const uint8_t *line, size_t count, size_t size) {
+        for (size_t byte = 0; byte < size; ++byte) {
+            const uint8_t *last = line + byte, *begin = last; // window of steps whose sum fits
+            int sum = 0, run = 0;
+            for (size_t s = 0; s < count; ++s, last += size) {
+                sum += weights_[*last];
+                for (++run; sum > most_; begin += size) {
+                    safe_steps = std::min(safe_steps, --run);
+                    sum -= weights_[*begin];
                 }
             }
         }
-    return safe_steps;
+    }
+    int safe_steps = 1 << 30; // no limit
+
+  private:
+    int weights_[256] = {}; // sum of a step's weights, by byte of the panel
+    int most_;
+};
+
+// Whether the sum of any two neighboring signed bytes is beyond the limit.
+ANYPREC_VECTORIZE bool any_large(const uint8_t *bytes, size_t pairs, int16_t limit) {
+    int16_t found = 0;
+    for (size_t i = 0; i < pairs; ++i) {
+        const int16_t sum =
+            static_cast<int16_t>(static_cast<int8_t>(bytes[2 * i]) + static_cast<int8_t>(bytes[2 * i + 1]));
+        found = static_cast<int16_t>(found | (sum > limit) | (sum < -limit));
+    }
+    return found != 0;
 }
 
 // Coding::split8 from offset8. Where two neighbors have the same sign and are too large together, the part beyond half
-// of the limit moves to an extra step, stored after the panel. Half of the limit is 64, so the remainder fits too.
-Panel split_pairs(const Panel &plain, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
-                  int steps) {
+// of the limit moves to an extra step. Half of the limit is 64, so the remainder fits too.
+void split_pairs(Panel &panel, const TileKernel &kernel, const std::vector<Block> &blocks, int groups, int taps,
+                 int steps) {
     const int limit = 32767 / ((1 << kernel.max_act_bits) - 1), half = limit / 2;
     const auto too_large = [limit](int a, int b) { return std::abs(a + b) > limit; }; // a single weight is at most 128
-    std::vector<ExtraStep> extra;
-    std::vector<Extras> extras;
-    std::vector<uint8_t> rests;
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks) {
-            uint8_t *step = plain.data + plain.group_bytes * static_cast<size_t>(g) + block.panel;
+            uint8_t *step = panel.data + panel.group_bytes * static_cast<size_t>(g) + block.panel;
             const size_t stride = vector_bytes(kernel) << block.log2_vectors;
-            extras.push_back({static_cast<int>(extra.size()), 0, plain.bytes + rests.size()});
+            panel.extras.push_back({static_cast<int>(panel.extra.size()), 0, panel.rests.size()});
             for (int tap = 0; tap < taps; ++tap)
                 for (int s = 0; s < steps; ++s, step += stride) {
-                    const size_t rest = rests.size();
+                    if (!any_large(step, stride / 2, static_cast<int16_t>(limit)))
+                        continue;
+                    const size_t rest = panel.rests.size();
+                    panel.rests.resize(rest + stride);
                     for (size_t i = 0; i < stride; i += 2) {
                         if (!too_large(static_cast<int8_t>(step[i]), static_cast<int8_t>(step[i + 1])))
                             continue;
-                        rests.resize(rest + stride);
                         for (size_t j = i; j < i + 2; ++j) {
                             const int weight = static_cast<int8_t>(step[j]), part = std::clamp(weight, -half, half);
                             step[j] = static_cast<uint8_t>(part);
-                            rests[rest + j] = static_cast<uint8_t>(weight - part);
+                            panel.rests[rest + j] = static_cast<uint8_t>(weight - part);
                         }
                     }
-                    if (rests.size() == rest)
-                        continue;
-                    extra.push_back({tap, s});
-                    ++extras.back().count;
+                    panel.extra.push_back({tap, s});
+                    ++panel.extras.back().count;
                 }
         }
-    Panel panel = allocate(plain.bytes + rests.size());
-    std::memcpy(panel.data, plain.data, plain.bytes);
-    if (!rests.empty())
-        std::memcpy(panel.data + plain.bytes, rests.data(), rests.size());
-    panel.group_bytes = plain.group_bytes;
-    panel.extra = std::move(extra);
-    panel.extras = std::move(extras);
-    return panel;
+}
+
+// factor * code + shift as bytes or 16-bit integers.
+ANYPREC_VECTORIZE void scaled_bytes(const uint8_t *__restrict codes, int count, int factor, int shift,
+                                    uint8_t *__restrict out) {
+    const uint8_t a = static_cast<uint8_t>(factor), b = static_cast<uint8_t>(shift);
+    for (int i = 0; i < count; ++i)
+        out[i] = static_cast<uint8_t>(a * codes[i] + b);
+}
+ANYPREC_VECTORIZE void scaled_words(const uint8_t *__restrict codes, int count, int factor, int shift,
+                                    int16_t *__restrict out) {
+    for (int i = 0; i < count; ++i)
+        out[i] = static_cast<int16_t>(factor * codes[i] + shift);
+}
+// A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets. `out` holds zeros, or earlier
+// parts.
+ANYPREC_VECTORIZE void join_codes(const uint8_t *__restrict codes, int count, int shift, uint8_t *__restrict out) {
+    for (int s = 0; s < count; ++s)
+        out[s] = static_cast<uint8_t>(out[s] | codes[s] << shift);
+}
+// 2 bits: lower bits in the even byte, upper bits in the odd byte.
+ANYPREC_VECTORIZE void join_planes(const uint8_t *__restrict codes, int count, int shift, uint8_t *__restrict out) {
+    for (int s = 0; s < count; ++s) {
+        out[2 * s] = static_cast<uint8_t>(out[2 * s] | (codes[s] & 1) << shift);
+        out[2 * s + 1] = static_cast<uint8_t>(out[2 * s + 1] | codes[s] >> 1 << shift);
+    }
+}
+
+// One tap of one channel as the elements of its steps. `to` holds zeros.
+void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8_t *codes, const float *values,
+              uint8_t *to) {
+    const int center = (1 << bits) - 1;
+    const auto lookup_parts = [&](auto &&join) {
+        for (int j = 0; j < kernel.step_channels && j * steps < in; ++j)
+            join(codes + static_cast<ptrdiff_t>(j) * steps, std::min(steps, in - j * steps), j);
+    };
+    switch (kernel.coding) {
+    case Coding::centered8:
+        return scaled_bytes(codes, in, 2, -center, to);
+    case Coding::codes8:
+        return scaled_bytes(codes, in, 1, 0, to);
+    case Coding::offset8:
+    case Coding::split8:
+        return scaled_bytes(codes, in, 1, -(1 << (bits - 1)), to);
+    case Coding::centered16:
+        return scaled_words(codes, in, 2, -center, reinterpret_cast<int16_t *>(to));
+    case Coding::floats:
+        std::memcpy(to, values, 4 * static_cast<size_t>(in));
+        return;
+    case Coding::lookup:
+        return lookup_parts(
+            [&](const uint8_t *part, int count, int j) { join_codes(part, count, j * kernel.max_weight_bits, to); });
+    case Coding::lookup_planes:
+        return lookup_parts([&](const uint8_t *part, int count, int j) { join_planes(part, count, j, to); });
+    }
+}
+
+// An 8 x 8 matrix of bits, a byte each row, with rows and columns swapped (Hacker's Delight, 7-3).
+uint64_t transposed(uint64_t x) {
+    uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAull;
+    x = x ^ t ^ (t << 7);
+    t = (x ^ (x >> 14)) & 0x0000CCCC0000CCCCull;
+    x = x ^ t ^ (t << 14);
+    t = (x ^ (x >> 28)) & 0x00000000F0F0F0F0ull;
+    return x ^ t ^ (t << 28);
 }
 
 } // namespace
@@ -185,21 +313,19 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
     if (weight.codes) // fixed weight: one byte per code
         return std::vector<uint8_t>(weight.codes, weight.codes + weight.count);
-    // Eight codes at a time: spread[b] has bit i of b in byte i, so one lookup turns a plane's byte into eight bytes.
-    uint64_t spread[256];
-    for (int b = 0; b < 256; ++b) {
-        spread[b] = 0;
-        for (int i = 0; i < 8; ++i)
-            spread[b] |= static_cast<uint64_t>(b >> i & 1) << (8 * i);
-    }
+    // Eight codes at a time: a byte of each plane, most significant plane in the highest byte, then transposed.
     const std::vector<int> &numbers = graph.planes[static_cast<size_t>(bits)];
     const size_t bytes = (weight.count + 7) / 8;
+    const uint8_t *planes[8];
+    for (size_t k = 0; k < numbers.size(); ++k)
+        planes[k] = weight.planes[static_cast<size_t>(numbers[k])];
     std::vector<uint8_t> codes(8 * bytes);
     for (size_t i = 0; i < bytes; ++i) {
-        uint64_t eight = 0;
-        for (int number : numbers) // most significant first; codes stay below 256, so bytes do not carry over
-            eight = eight << 1 | spread[weight.planes[static_cast<size_t>(number)][i]];
-        for (int j = 0; j < 8; ++j)
+        uint64_t rows = 0;
+        for (size_t k = 0; k < numbers.size(); ++k)
+            rows = rows << 8 | planes[k][i];
+        const uint64_t eight = transposed(rows);
+        for (size_t j = 0; j < 8; ++j) // one store
             codes[8 * i + j] = static_cast<uint8_t>(eight >> (8 * j));
     }
     codes.resize(weight.count);
@@ -226,69 +352,44 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
         taps = kToomCookPoints * kToomCookPoints;
         in = 4 * in;
     }
-    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels, group = kernel.step_channels,
-              lanes = kernel.lanes;
+    const int steps = (in + kernel.step_channels - 1) / kernel.step_channels, lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);
     const size_t vector = vector_bytes(kernel);
     const size_t group_bytes =
         blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().log2_vectors);
-    const int center = floats ? 0 : (1 << bits) - 1, half = floats ? 0 : 1 << (bits - 1);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
     Panel panel = allocate(group_bytes * groups);
     panel.group_bytes = group_bytes;
+    std::optional<SafeSteps> safe;
+    if (is_lookup)
+        safe.emplace(kernel);
+    const size_t size = vector / static_cast<size_t>(lanes), tap_bytes = size * static_cast<size_t>(steps);
+    const size_t count = static_cast<size_t>(taps) * static_cast<size_t>(steps);
+    std::vector<uint8_t> line(size * count); // of one channel: [tap][step]
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks)
             for (int c = 0; c < block.channels; ++c) {
                 const size_t row = (static_cast<size_t>(g) * out + block.first + c) * taps * in;
-                const int lane = lane_of(kernel, c % lanes);
-                const size_t stride = vector << block.log2_vectors; // from one step to the next
-                uint8_t *to = panel.data + g * group_bytes + block.panel + vector * (c / lanes);
+                if (is_lookup)
+                    std::fill(line.begin(), line.end(), uint8_t(0)); // others leave their padding zero
                 for (int t = 0; t < taps; ++t) {
                     const int tap = tap_order.empty() ? t : tap_order[static_cast<size_t>(t)];
-                    for (int s = 0; s < steps; ++s, to += stride)
-                        for (int j = 0; j < group; ++j) {
-                            // A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets.
-                            const int i = is_lookup ? s + j * steps : s * group + j;
-                            if (i >= in)
-                                break;
-                            const size_t from = row + static_cast<size_t>(tap) * in + i;
-                            const size_t at = static_cast<size_t>(lane) * group + j;
-                            switch (kernel.coding) {
-                            case Coding::centered8:
-                                to[at] = static_cast<uint8_t>(2 * codes[from] - center);
-                                break;
-                            case Coding::codes8:
-                                to[at] = codes[from];
-                                break;
-                            case Coding::offset8:
-                            case Coding::split8:
-                                to[at] = static_cast<uint8_t>(codes[from] - half);
-                                break;
-                            case Coding::centered16: {
-                                const int16_t value = static_cast<int16_t>(2 * codes[from] - center);
-                                std::memcpy(to + 2 * at, &value, 2);
-                                break;
-                            }
-                            case Coding::floats:
-                                std::memcpy(to + 4 * at, &values[from], 4);
-                                break;
-                            case Coding::lookup:
-                                to[lane] = static_cast<uint8_t>(to[lane] | codes[from] << (j * kernel.max_weight_bits));
-                                break;
-                            case Coding::lookup_planes: // 2 bits: lower bits in the even byte, upper bits in the odd
-                                                        // byte
-                                to[2 * lane] = static_cast<uint8_t>(to[2 * lane] | (codes[from] & 1) << j);
-                                to[2 * lane + 1] = static_cast<uint8_t>(to[2 * lane + 1] | codes[from] >> 1 << j);
-                                break;
-                            }
-                        }
+                    const size_t from = row + static_cast<size_t>(tap) * in;
+                    tap_line(kernel, bits, in, steps, floats ? nullptr : codes.data() + from,
+                             floats ? values.data() + from : nullptr, line.data() + tap_bytes * static_cast<size_t>(t));
                 }
+                if (safe)
+                    safe->add(line.data(), count, size);
+                spread(line.data(), count, size,
+                       panel.data + g * group_bytes + block.panel + vector * (c / lanes) +
+                           size * static_cast<size_t>(lane_of(kernel, c % lanes)),
+                       vector << block.log2_vectors);
             }
-    if (is_lookup)
-        panel.safe_steps = count_safe_steps(panel, kernel, blocks, groups, taps * steps);
+    if (safe)
+        panel.safe_steps = safe->safe_steps;
     if (kernel.coding == Coding::split8)
-        return split_pairs(panel, kernel, blocks, groups, taps, steps);
+        split_pairs(panel, kernel, blocks, groups, taps, steps);
     return panel;
 }
 

@@ -1,6 +1,7 @@
 // See plan.h and plan_builder.h. In reading order: all ops, ops with a step of their own, memory.
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "plan/plan_builder.h"
@@ -10,9 +11,9 @@ namespace anyprec {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 Builder::Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
-                 const PanelSource &p)
+                 const PanelSource &p, PlanPart plan_part, const SharedPrefix *shared_prefix)
     : graph(g), profile(g.profiles[static_cast<size_t>(profile_number)]), row(static_cast<size_t>(profile_number)),
-      kernels(k), panels(p) {
+      kernels(k), panels(p), part(plan_part), prefix(shared_prefix) {
     plan.images = inputs[0].n;
     plan.shapes = infer_shapes(g, inputs);
     for (size_t v = 0; v < plan.shapes.size(); ++v) { // so that pixels and byte offsets fit 32 bits
@@ -37,14 +38,18 @@ Plan Builder::build() {
         plan.codes.push_back(has_codes(static_cast<int>(v)));
 
     find_roots();
+    find_kept();
     pad_input();
-    for (size_t v = 0; v < graph.input_count(); ++v)
-        use(0, buffer(static_cast<int>(v))); // the caller writes them before the first step
+    for (size_t v = 0; v < values; ++v)
+        if (is_given(static_cast<int>(v)))
+            use(0, buffer(static_cast<int>(v))); // the caller writes them before the first step
     for (size_t i = 0; i < graph.ops.size(); ++i) {
         const OpKind kind = graph.ops[i].kind;
         if (fused[i] || kind == OpKind::input || root[i + 1] != static_cast<int>(i) + 1)
             continue; // or only another view of a value
         if (kind == OpKind::constant && !needs_memory(static_cast<int>(i) + 1))
+            continue;
+        if (part == PlanPart::rest && kind != OpKind::constant && prefix->shared[i + 1])
             continue;
         if (kind == OpKind::conv || kind == OpKind::linear)
             conv_step(static_cast<int>(i));
@@ -53,17 +58,20 @@ Plan Builder::build() {
     }
     for (int value : graph.outputs) // the caller reads them after the last step
         use(step_number(), buffer(value));
+    if (part == PlanPart::keeping)
+        for (int value : plan.kept)
+            use(step_number(), buffer(value));
     overwrite_residuals();
     lay_out();
     ConvStep *before = nullptr;
     for (const Step &s : plan.steps) {
         if (s.recurrent) {
             plan.panels.push_back(s.recurrent->panel);
-            plan.panel_bytes += s.recurrent->panel->bytes;
+            plan.panel_bytes += s.recurrent->panel->held();
         }
         if (s.conv) {
             plan.panels.push_back(s.conv->panel);
-            plan.panel_bytes += s.conv->panel->bytes;
+            plan.panel_bytes += s.conv->panel->held();
             if (before)
                 before->next = s.conv->panel.get();
             before = s.conv.get();
@@ -73,6 +81,24 @@ Plan Builder::build() {
     }
     plan.table_bytes += taps.bytes_in_use();
     return std::move(plan);
+}
+
+// Kept values are not fused with what follows, in `rest` as in `keeping`: so their buffers have the same layout. A plan
+// has its own constants.
+void Builder::find_kept() {
+    if (part == PlanPart::whole)
+        return;
+    for (int value : prefix->kept)
+        if (!constant_of(value)) {
+            plan.kept.push_back(value);
+            is_output[static_cast<size_t>(value)] = true;
+        }
+}
+
+bool Builder::is_given(int value) const {
+    if (part == PlanPart::rest)
+        return std::find(plan.kept.begin(), plan.kept.end(), value) != plan.kept.end();
+    return value < static_cast<int>(graph.input_count());
 }
 
 // --- Steps --------------------------------------------------------------------------------------------------------
@@ -332,8 +358,9 @@ void Builder::lay_out() {
 }
 
 Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,
-               const PanelSource &panels) {
-    return Builder(graph, profile, inputs, kernels, panels).build();
+               const PanelSource &panels, PlanPart part, const SharedPrefix *prefix) {
+    const Graph &cut = part == PlanPart::whole ? graph : prefix->graph;
+    return Builder(cut, profile, inputs, kernels, panels, part, prefix).build();
 }
 
 } // namespace anyprec

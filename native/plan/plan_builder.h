@@ -24,7 +24,7 @@ struct Fused {
 class Builder {
   public:
     Builder(const Graph &g, int profile_number, const std::vector<Shape> &inputs, const Kernels &k,
-            const PanelSource &p);
+            const PanelSource &p, PlanPart plan_part, const SharedPrefix *shared_prefix);
     Plan build();
 
   private:
@@ -33,6 +33,8 @@ class Builder {
     const size_t row; // of this profile in every table
     const Kernels &kernels;
     const PanelSource &panels;
+    const PlanPart part;
+    const SharedPrefix *prefix;
     Plan plan;
     TapTables taps;
 
@@ -90,6 +92,10 @@ class Builder {
     void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
     void allocate_conv(ConvStep &conv, const Fused &a, Step &step, int number);
+
+    // The shared prefix
+    void find_kept();
+    bool is_given(int value) const; // by the caller, in the arena
 
     // Memory
     [[noreturn]] void too_large(int value, uint64_t bytes) const;

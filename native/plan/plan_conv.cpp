@@ -114,6 +114,7 @@ void Builder::conv_step(int number) {
     conv->in_width = in.w();
     conv->in_height = in.h();
     conv->phases = conv->integer && !conv->depthwise && has_phases(op);
+    conv->has_residual = a.residual >= 0;
     if (conv->integer)
         conv->tap_pixels = taps.pixels(op, in, out, conv->phases);
     choose_algorithm(*conv, value, in, out, fusible_pool(a, out));
@@ -168,7 +169,7 @@ const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, c
     const Weight &weight = graph.weights[static_cast<size_t>(op.weight)];
     const Winograd *winograd = nullptr;
     for (const bool split : {true, false}) {
-        conv.kernel = choose_kernel(kernels, op, weight, bits, split);
+        conv.kernel = choose_kernel(kernels, op, weight, bits, split, conv.out_pixels, conv.has_residual);
         winograd = choose_winograd(kernels, op, bits, in, out, *conv.kernel);
         if (winograd || conv.kernel->coding != Coding::split8)
             break;
@@ -202,7 +203,9 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
         if (conv.integer)
             winograd = choose_integer_kernel(conv, bits, in, out);
         else
-            conv.kernel = toom_cook ? kernels.toom_cook : kernels.floats;
+            conv.kernel = toom_cook                                   ? kernels.toom_cook
+                          : kernels.float_row && conv.out_pixels == 1 ? kernels.float_row
+                                                                      : kernels.floats;
         const TileKernel &kernel = *conv.kernel;
         if (toom_cook)
             conv.taps = kToomCookPoints * kToomCookPoints;
@@ -343,7 +346,6 @@ void Builder::allocate_conv(ConvStep &conv, const Fused &a, Step &s, int step) {
     if (conv.toom_cook)
         conv.toom_cook->memory = scratch(conv.toom_cook->bytes * static_cast<size_t>(conv.toom_cook->slots), step);
     if (a.residual >= 0) {
-        conv.has_residual = true;
         conv.residual = buffer(a.residual);
         use(step, conv.residual);
     }

@@ -34,7 +34,7 @@ void Builder::codes_product_step(Step &s, int step) {
                          std::to_string(left_bits) + " x " + std::to_string(right_bits) +
                          " bits, which 32-bit integers do not hold; give a smaller input, or fewer bits");
     auto p = std::make_shared<CodesProduct>();
-    p->kernel = choose_product_kernel(kernels, m.k, m.n, {right_bits, left_bits});
+    p->kernel = choose_product_kernel(kernels, m.m, m.k, m.n, {right_bits, left_bits});
     const TileKernel &kernel = *p->kernel;
     p->steps = (m.k + kernel.step_channels - 1) / kernel.step_channels;
     p->blocks = cut_blocks(kernel, m.n, 1, p->steps);

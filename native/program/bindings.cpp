@@ -4,10 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
+#include <memory>
 #include <thread>
 
 #include "anyprec/cpu.h"
@@ -92,29 +95,70 @@ static std::vector<anyprec::InputArray> as_inputs(const std::vector<Array> &arra
     return inputs;
 }
 
+// Arrays for outputs of these shapes, and where their numbers go.
+struct Outputs {
+    nb::list arrays;
+    std::vector<float *> data;
+
+    explicit Outputs(const std::vector<std::vector<int>> &shapes) {
+        for (const std::vector<int> &sizes : shapes) {
+            const std::vector<size_t> shape(sizes.begin(), sizes.end());
+            size_t count = 1;
+            for (size_t size : shape)
+                count *= size;
+            float *numbers = new float[count];
+            nb::capsule owner(numbers, [](void *p) noexcept { delete[] static_cast<float *>(p); });
+            arrays.append(Output(numbers, shape.size(), shape.data(), owner));
+            data.push_back(numbers);
+        }
+    }
+};
+
+static void check_numbers(const std::vector<Array> &given, const std::vector<anyprec::InputArray> &inputs) {
+    for (size_t i = 0; i < inputs.size(); ++i)
+        if (!inputs[i].bytes)
+            anyprec::refuse_nonfinite(static_cast<const float *>(inputs[i].data), given[i].size());
+}
+
 static nb::list run(Model &model, const std::vector<Array> &given, int profile, int threads, bool channels_first,
                     bool check_finite, const anyprec::CancelToken *cancel) {
     const std::vector<anyprec::InputArray> inputs = as_inputs(given, channels_first);
-    nb::list arrays;
-    std::vector<float *> outs;
-    for (const std::vector<int> &sizes : model.output_shapes(inputs)) {
-        const std::vector<size_t> shape(sizes.begin(), sizes.end());
-        size_t count = 1;
-        for (size_t size : shape)
-            count *= size;
-        float *data = new float[count];
-        nb::capsule owner(data, [](void *p) noexcept { delete[] static_cast<float *>(p); });
-        arrays.append(Output(data, shape.size(), shape.data(), owner));
-        outs.push_back(data);
-    }
+    Outputs outputs(model.output_shapes(inputs));
     {
         WithoutGil released;
-        for (size_t i = 0; check_finite && i < inputs.size(); ++i)
-            if (!inputs[i].bytes)
-                anyprec::refuse_nonfinite(static_cast<const float *>(inputs[i].data), given[i].size());
-        model.run(inputs, profile, threads, outs.data(), cancel);
+        if (check_finite)
+            check_numbers(given, inputs);
+        model.run(inputs, profile, threads, outputs.data.data(), cancel);
     }
-    return arrays;
+    return outputs.arrays;
+}
+
+static nb::tuple run_keeping(Model &model, const std::vector<Array> &given, int profile, int threads,
+                             bool channels_first, bool check_finite, const anyprec::CancelToken *cancel) {
+    const std::vector<anyprec::InputArray> inputs = as_inputs(given, channels_first);
+    Outputs outputs(model.output_shapes(inputs));
+    std::unique_ptr<anyprec::KeptRun> kept;
+    {
+        WithoutGil released;
+        if (check_finite)
+            check_numbers(given, inputs);
+        kept = model.run_keeping(inputs, profile, threads, outputs.data.data(), cancel);
+    }
+    return nb::make_tuple(outputs.arrays, nb::cast(std::move(kept)));
+}
+
+static nb::list run_kept(const anyprec::KeptRun &kept,
+                         const nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> &rows,
+                         int profile, int threads, const anyprec::CancelToken *cancel) {
+    std::vector<int> numbers;
+    for (size_t i = 0; i < rows.size(); ++i)
+        numbers.push_back(static_cast<int>(std::min<int64_t>(std::max<int64_t>(rows(i), -1), INT_MAX)));
+    Outputs outputs(kept.output_shapes(static_cast<int>(numbers.size())));
+    {
+        WithoutGil released;
+        kept.run(numbers, profile, threads, outputs.data.data(), cancel);
+    }
+    return outputs.arrays;
 }
 
 // Numbers of a JSON array, without its brackets. Made without the GIL: a server's other threads go on meanwhile.
@@ -145,10 +189,12 @@ NB_MODULE(_native, m) {
     m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"), nb::arg("source") = "ANYPREC_ISA");
     m.def(
         "decode_cpuid",
-        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_1_eax, uint64_t xcr0) {
-            return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_1_eax, xcr0});
+        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx, uint32_t leaf7_edx, uint32_t leaf7_1_eax,
+           uint64_t xcr0) {
+            return anyprec::decode_cpuid({leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_edx, leaf7_1_eax, xcr0});
         },
-        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_1_eax"), nb::arg("xcr0"));
+        nb::arg("leaf1_ecx"), nb::arg("leaf7_ebx"), nb::arg("leaf7_ecx"), nb::arg("leaf7_edx"), nb::arg("leaf7_1_eax"),
+        nb::arg("xcr0"));
     m.def("decode_hwcap", &anyprec::decode_hwcap, nb::arg("hwcap"), nb::arg("hwcap2"));
 
     nb::class_<anyprec::ProfileInfo>(m, "ProfileInfo")
@@ -235,5 +281,12 @@ NB_MODULE(_native, m) {
             },
             nb::arg("x"), nb::arg("profile"), nb::arg("repeat"), nb::arg("threads"), nb::arg("channels_first"))
         .def("run", &run, nb::arg("x"), nb::arg("profile"), nb::arg("threads"), nb::arg("channels_first"),
-             nb::arg("check_finite") = true, nb::arg("cancel") = nb::none());
+             nb::arg("check_finite") = true, nb::arg("cancel") = nb::none())
+        .def("run_keeping", &run_keeping, nb::arg("x"), nb::arg("profile"), nb::arg("threads"),
+             nb::arg("channels_first"), nb::arg("check_finite") = true, nb::arg("cancel") = nb::none());
+
+    nb::class_<anyprec::KeptRun>(m, "KeptRun",
+                                 "What Model.run_keeping has kept of a batch: some of it can run at another profile.")
+        .def_prop_ro("images", &anyprec::KeptRun::images)
+        .def("run", &run_kept, nb::arg("rows"), nb::arg("profile"), nb::arg("threads"), nb::arg("cancel") = nb::none());
 }

@@ -29,6 +29,7 @@
 #endif
 
 #include "kernels/kernels.h"
+#include "run/amx_permission.h"
 
 namespace anyprec {
 namespace {
@@ -47,7 +48,11 @@ const std::vector<Level> &levels() {
         {"dotprod", {"asimd", "asimddp"}},
         {"i8mm", {"asimd", "asimddp", "i8mm"}},
         {"avx2", {"avx2", "fma"}},
+        {"avxvnni", {"avx2", "fma", "avx_vnni"}},
         {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}},
+        {"amx",
+         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "amx_tile",
+          "amx_int8", "amx_permission"}},
     };
     return table;
 }
@@ -106,11 +111,27 @@ CpuidWords read_cpuid() {
     const Registers leaf7 = cpuid(7);
     words.leaf7_ebx = leaf7.ebx;
     words.leaf7_ecx = leaf7.ecx;
+    words.leaf7_edx = leaf7.edx;
     if (leaf7.eax >= 1) // eax of (7, 0) is the highest subleaf of 7
         words.leaf7_1_eax = cpuid(7, 1).eax;
     if (words.leaf1_ecx & osxsave)
         words.xcr0 = read_xcr0();
+#if defined(ANYPREC_EMULATE) // all that native/emulate does in software
+    words.leaf7_ebx |= 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+    words.leaf7_ecx |= 1u << 1 | 1u << 11;
+    words.leaf7_edx |= 1u << 24 | 1u << 25;
+    words.leaf7_1_eax |= 1u << 4;
+    words.xcr0 |= 0x600e0;
+#endif
     return words;
+}
+
+Features read_x86_features() {
+    Features features = decode_cpuid(read_cpuid());
+    const bool tiles = std::find(features.begin(), features.end(), "amx_int8") != features.end();
+    if (tiles && amx_permission())
+        features.emplace_back("amx_permission");
+    return features;
 }
 #endif
 
@@ -121,7 +142,9 @@ Features decode_cpuid(const CpuidWords &words) {
     const uint64_t ymm_state = 0x06; // SSE and AVX registers are saved on a task switch
     const uint64_t zmm_state = 0xe6; // and the mask registers and both halves of zmm0..31
     const bool ymm = (words.xcr0 & ymm_state) == ymm_state && bit(words.leaf1_ecx, 28);
+    const uint64_t tile_state = 0x60000; // tile configuration and tile data
     const bool zmm = ymm && (words.xcr0 & zmm_state) == zmm_state && bit(words.leaf7_ebx, 16);
+    const bool tiles = (words.xcr0 & tile_state) == tile_state && bit(words.leaf7_edx, 24);
 
     Features features;
     const auto add = [&features](bool has, const char *name) {
@@ -138,6 +161,8 @@ Features decode_cpuid(const CpuidWords &words) {
     add(zmm && bit(words.leaf7_ecx, 1), "avx512vbmi");
     add(zmm && bit(words.leaf7_ecx, 11), "avx512_vnni");
     add(zmm && bit(words.leaf7_ecx, 14), "avx512_vpopcntdq");
+    add(tiles, "amx_tile");
+    add(tiles && bit(words.leaf7_edx, 25), "amx_int8");
     return features;
 }
 
@@ -184,7 +209,7 @@ Features read_arm_features() {
 
 const Features &cpu_features() {
 #if ANYPREC_X86
-    static const Features features = decode_cpuid(read_cpuid());
+    static const Features features = read_x86_features();
 #elif ANYPREC_ARM
     static const Features features = read_arm_features();
 #else

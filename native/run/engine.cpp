@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <list>
 #include <map>
 #include <mutex>
 #include <tuple>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "anyprec/cpu.h"
 #include "format/reader.h"
@@ -29,18 +27,6 @@ namespace {
 // Memory kept for the next call. A larger arena is freed after its call; for tables see drop_large_tables.
 constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
 
-// For memory that is allocated anew on every call: huge pages (2 MiB) reduce page faults to a tenth of the time (0.1 ms
-// per MiB instead of 1).
-void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t kPage = uintptr_t(2) << 20;
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
-    if (first < end)
-        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
-#endif
-}
-
 struct Arena {
     std::unique_ptr<uint8_t[]> storage; // not cleared: untouched pages cost nothing
     uint8_t *data = nullptr;
@@ -55,7 +41,19 @@ struct Arena {
 struct PlanKey {
     int profile = 0;
     std::vector<Shape> inputs;
-    bool operator==(const PlanKey &o) const { return profile == o.profile && inputs == o.inputs; }
+    PlanPart part = PlanPart::whole;
+    bool operator==(const PlanKey &o) const { return profile == o.profile && part == o.part && inputs == o.inputs; }
+    void set_images(int n) {
+        for (Shape &shape : inputs)
+            shape.n = n;
+    }
+};
+
+// A group of images after PlanPart::keeping: its plan, and the arena with the kept values.
+struct KeptGroup {
+    int first = 0;
+    std::shared_ptr<const Plan> plan;
+    std::unique_ptr<Arena> arena;
 };
 
 // The shape of an array, in the order of the file.
@@ -98,6 +96,18 @@ void refuse_bad_index(const RunEnd &end) {
                          "below their number, are needed");
 }
 
+// The shape of every output, N first.
+std::vector<std::vector<int>> sizes_of_outputs(const Graph &graph, const std::vector<Shape> &inputs) {
+    const std::vector<Shape> shapes = infer_shapes(graph, inputs);
+    std::vector<std::vector<int>> result;
+    for (int value : graph.outputs) {
+        const Shape &s = shapes[static_cast<size_t>(value)];
+        result.push_back({s.n});
+        result.back().insert(result.back().end(), s.size, s.size + s.rank);
+    }
+    return result;
+}
+
 bool all_whole(const float *x, size_t count) {
     bool whole = true;
     for (size_t i = 0; i < count; ++i)
@@ -114,7 +124,8 @@ struct Model::Impl : Forkable {
     size_t budget = 0;
     ThreadPool pool;
 
-    std::mutex mutex; // guards all members below, and the file's planes
+    std::mutex mutex;                     // guards all members below, and the file's planes
+    std::unique_ptr<SharedPrefix> prefix; // made when first needed: then all tables of the file are there
     // Plans by last use, most recent first. Plans share ownership of panels; `panels` finds those that exist.
     std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
     std::map<std::tuple<int, int, const TileKernel *, int, std::vector<int>>, std::weak_ptr<const Panel>> panels;
@@ -142,8 +153,20 @@ struct Model::Impl : Forkable {
     void check_arrays(const std::vector<InputArray> &arrays) const;
     void fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const;
     void fill_inputs(const Plan &plan, const std::vector<InputArray> &arrays, uint8_t *arena) const;
-    void run_group(const PlanKey &key, const std::vector<InputArray> &arrays, int threads,
-                   std::vector<float *> &targets, const CancelToken *cancel);
+    void fill_kept(const Plan &plan, const std::vector<KeptGroup> &kept, const int *rows, uint8_t *arena) const;
+    using Fill = std::function<void(const Plan &plan, int first, uint8_t *arena)>; // writes images from `first` on
+    void run_groups(PlanKey key, int threads, float *const *outs, const CancelToken *cancel, const Fill &fill,
+                    std::vector<KeptGroup> *keep = nullptr);
+    void run_group(const PlanKey &key, int first, int threads, std::vector<float *> &targets, const CancelToken *cancel,
+                   const Fill &fill, std::vector<KeptGroup> *keep);
+    void run_arrays(const std::vector<InputArray> &arrays, PlanKey key, int threads, float *const *outs,
+                    const CancelToken *cancel, std::vector<KeptGroup> *keep = nullptr);
+};
+
+struct KeptRun::Impl {
+    std::shared_ptr<Model> model;
+    std::vector<Shape> inputs;
+    std::vector<KeptGroup> groups; // by first
 };
 
 void Model::Impl::after_fork_in_child() {
@@ -172,14 +195,16 @@ size_t Model::Impl::held() const {
     size_t bytes = 0;
     for (const auto &entry : panels)
         if (const auto panel = entry.second.lock())
-            bytes += panel->bytes;
+            bytes += panel->held();
     return bytes;
 }
 
 // Drops the least recently used plans until the panels fit the budget; the most recent one stays. A plan in use lives
 // until its call ends.
 void Model::Impl::keep_to_budget() {
-    constexpr size_t kMostPlans = 64; // input sizes times profiles; plans are small, but a caller may try thousands
+    // Input sizes times profiles: a server has 8 batch sizes of 20 levels. Plans are small, but a caller may try
+    // thousands.
+    constexpr size_t kMostPlans = 256;
     while (plans.size() > 1 && (plans.size() > kMostPlans || (budget && held() > budget))) {
         table_total -= plans.back().second->table_bytes;
         plans.pop_back();
@@ -208,11 +233,14 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
             drop_large_tables();
             return plans.front().second;
         }
-    auto plan = std::make_shared<const Plan>(
-        make_plan(graph(), key.profile, key.inputs, *kernels,
-                  [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
-                      return panel(weight, bits, kernel, groups, order);
-                  }));
+    if (key.part != PlanPart::whole && !prefix)
+        prefix = std::make_unique<SharedPrefix>(graph());
+    auto plan = std::make_shared<const Plan>(make_plan(
+        graph(), key.profile, key.inputs, *kernels,
+        [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
+            return panel(weight, bits, kernel, groups, order);
+        },
+        key.part, prefix.get()));
     plans.emplace_front(key, plan);
     table_total += plan->table_bytes;
     keep_to_budget();
@@ -286,6 +314,35 @@ template <typename At> void fill_line(float *to, int width, int channels, const 
     }
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ANYPREC_SHUFFLES
+#endif
+#endif
+
+// Three planes to pixels of three channels. Four pixels at a time: one by one took 0.1 ms for 224 x 224.
+static void interleave(const float *x, size_t plane, int width, float *to) {
+    int i = 0;
+#if defined(ANYPREC_SHUFFLES)
+    typedef float Lanes __attribute__((vector_size(16)));
+    typedef float Numbers __attribute__((vector_size(16), aligned(4), may_alias));
+    for (; i + 4 <= width; i += 4, to += 12) {
+        const Lanes a = *reinterpret_cast<const Numbers *>(x + i);
+        const Lanes b = *reinterpret_cast<const Numbers *>(x + plane + i);
+        const Lanes c = *reinterpret_cast<const Numbers *>(x + 2 * plane + i);
+        const Lanes low = __builtin_shufflevector(a, b, 0, 4, 1, 5), high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        Numbers *out = reinterpret_cast<Numbers *>(to);
+        out[0] = __builtin_shufflevector(low, __builtin_shufflevector(c, low, 0, 6, 1, 7), 0, 1, 4, 5);
+        out[1] = __builtin_shufflevector(__builtin_shufflevector(low, c, 3, 5, 3, 5), high, 0, 1, 4, 5);
+        out[2] = __builtin_shufflevector(__builtin_shufflevector(c, high, 2, 6, 3, 7),
+                                         __builtin_shufflevector(high, c, 3, 7, 3, 7), 0, 1, 4, 5);
+    }
+#endif
+    for (; i < width; ++i)
+        for (size_t c = 0; c < 3; ++c)
+            *to++ = x[plane * c + static_cast<size_t>(i)];
+}
+
 void Model::Impl::fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const {
     const Buffer &buffer = plan.buffers[value];
     const Shape &shape = plan.shapes[value];
@@ -312,7 +369,10 @@ void Model::Impl::fill_images(const Plan &plan, size_t value, const InputArray &
                 });
             } else if (array.channels_first) {
                 const float *x = static_cast<const float *>(array.data) + first;
-                fill_line(to, width, shape.c(), [&](int c, int i) { return x[plane * c + i]; });
+                if (channels == 3)
+                    interleave(x, plane, width, to);
+                else
+                    fill_line(to, width, shape.c(), [&](int c, int i) { return x[plane * c + i]; });
             } else {
                 std::memcpy(to, static_cast<const float *>(array.data) + first, 4 * line);
             }
@@ -335,6 +395,25 @@ void Model::Impl::fill_inputs(const Plan &plan, const std::vector<InputArray> &a
             uint8_t *image = arena + buffer.offset + buffer.image * static_cast<size_t>(n);
             std::memset(image - buffer.shift, 0, buffer.shift + buffer.pixel);
             std::memcpy(image + buffer.pixel, static_cast<const uint8_t *>(arrays[value].data) + bytes * n, bytes);
+        }
+    }
+}
+
+// Kept values of the images rows[0], rows[1], ... as the plan has them. Both plans lay out a kept value alike.
+void Model::Impl::fill_kept(const Plan &plan, const std::vector<KeptGroup> &kept, const int *rows,
+                            uint8_t *arena) const {
+    for (int n = 0; n < plan.images; ++n) {
+        const auto after = std::upper_bound(kept.begin(), kept.end(), rows[n],
+                                            [](int row, const KeptGroup &group) { return row < group.first; });
+        const KeptGroup &group = *std::prev(after);
+        for (int value : plan.kept) {
+            const Buffer &from = group.plan->buffers[static_cast<size_t>(value)];
+            const Buffer &to = plan.buffers[static_cast<size_t>(value)];
+            const uint8_t *source =
+                group.arena->data + from.offset + from.image * static_cast<size_t>(rows[n] - group.first);
+            uint8_t *target = arena + to.offset + to.image * static_cast<size_t>(n);
+            std::memset(target - to.shift, 0, to.shift + to.pixel); // the pixel of zeros
+            std::memcpy(target + to.pixel, source + from.pixel, to.pixel * static_cast<size_t>(to.pixels));
         }
     }
 }
@@ -430,7 +509,11 @@ std::vector<std::string> Model::outputs() const {
 
 bool Model::refresh() {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    return impl_->file->refresh();
+    const bool more = impl_->file->refresh();
+    if (impl_->prefix)
+        impl_->prefix->graph.weights =
+            impl_->graph().weights; // which know their planes; ops, which plans point to, stay
+    return more;
 }
 
 std::vector<InputInfo> Model::inputs() const {
@@ -457,14 +540,7 @@ std::vector<OutputShape> Model::output_shapes(int n, int h, int w) const {
 }
 
 std::vector<std::vector<int>> Model::output_shapes(const std::vector<InputArray> &arrays) const {
-    const std::vector<Shape> shapes = infer_shapes(impl_->graph(), shapes_of(arrays));
-    std::vector<std::vector<int>> result;
-    for (int value : impl_->graph().outputs) {
-        const Shape &s = shapes[static_cast<size_t>(value)];
-        result.push_back({s.n});
-        result.back().insert(result.back().end(), s.size, s.size + s.rank);
-    }
-    return result;
+    return sizes_of_outputs(impl_->graph(), shapes_of(arrays));
 }
 
 void Model::run(const Images &images, int profile, int threads, float *const *outs, const CancelToken *cancel) {
@@ -473,70 +549,132 @@ void Model::run(const Images &images, int profile, int threads, float *const *ou
 
 void Model::run(const std::vector<InputArray> &arrays, int profile, int threads, float *const *outs,
                 const CancelToken *cancel) {
-    const Graph &graph = impl_->graph();
-    impl_->check_arrays(arrays);
-    // A large batch is computed in groups whose working memory stays near the L2 cache. That is faster than all at
-    // once, and the memory of a call does not grow with its batch.
-    constexpr size_t kGroupBytes = size_t(4) << 20;
-    PlanKey key{profile, shapes_of(arrays)};
+    impl_->run_arrays(arrays, {profile, shapes_of(arrays)}, threads, outs, cancel);
+}
+
+std::unique_ptr<KeptRun> Model::run_keeping(const std::vector<InputArray> &arrays, int profile, int threads,
+                                            float *const *outs, const CancelToken *cancel) {
+    auto kept = std::make_unique<KeptRun::Impl>();
+    kept->model = shared_from_this();
+    kept->inputs = shapes_of(arrays);
+    std::unique_ptr<KeptRun> run(new KeptRun(std::move(kept))); // gives its arenas back, even after an error
+    impl_->run_arrays(arrays, {profile, run->impl_->inputs, PlanPart::keeping}, threads, outs, cancel,
+                      &run->impl_->groups);
+    return run;
+}
+
+void Model::Impl::run_arrays(const std::vector<InputArray> &arrays, PlanKey key, int threads, float *const *outs,
+                             const CancelToken *cancel, std::vector<KeptGroup> *keep) {
+    check_arrays(arrays);
     const int images = key.inputs[0].n;
-    const auto set_images = [&key](int n) {
-        for (Shape &shape : key.inputs)
-            shape.n = n;
-    };
     for (const Shape &shape : key.inputs)
         if (shape.n != images)
             throw InputError("inputs have " + std::to_string(images) + " and " + std::to_string(shape.n) +
                              " images; give one number of all");
+    std::vector<size_t> sizes; // bytes of one image, by input
+    key.set_images(1);
+    for (size_t i = 0; i < arrays.size(); ++i)
+        sizes.push_back(key.inputs[i].count() * (arrays[i].bytes ? 1 : 4));
+    key.set_images(images);
+    const auto fill = [&](const Plan &plan, int first, uint8_t *arena) {
+        std::vector<InputArray> rest = arrays;
+        for (size_t i = 0; i < rest.size(); ++i)
+            rest[i].data = static_cast<const uint8_t *>(rest[i].data) + sizes[i] * static_cast<size_t>(first);
+        fill_inputs(plan, rest, arena);
+    };
+    run_groups(std::move(key), threads, outs, cancel, fill, keep);
+}
+
+// A large batch is computed in groups whose working memory stays near the L2 cache. That is faster than all at once,
+// and the memory of a call does not grow with its batch.
+void Model::Impl::run_groups(PlanKey key, int threads, float *const *outs, const CancelToken *cancel, const Fill &fill,
+                             std::vector<KeptGroup> *keep) {
+    constexpr size_t kGroupBytes = size_t(4) << 20;
+    const int images = key.inputs[0].n;
     int group = images;
     if (images > 1) {
-        std::lock_guard<std::mutex> lock(impl_->mutex);
-        impl_->check_profile(profile);
-        set_images(1);
-        const size_t one = std::max<size_t>(impl_->plan_for(key)->arena_bytes, 1);
+        std::lock_guard<std::mutex> lock(mutex);
+        check_profile(key.profile);
+        key.set_images(1);
+        const size_t one = std::max<size_t>(plan_for(key)->arena_bytes, 1);
         group = static_cast<int>(std::min<size_t>(static_cast<size_t>(images), std::max<size_t>(kGroupBytes / one, 1)));
     }
-    std::vector<float *> targets(outs, outs + graph.outputs.size());
-    std::vector<InputArray> part = arrays;
+    std::vector<float *> targets(outs, outs + graph().outputs.size());
     for (int first = 0; first < images || first == 0; first += group) {
-        set_images(std::min(group, images - first));
-        impl_->run_group(key, part, threads, targets, cancel);
-        for (size_t i = 0; i < part.size(); ++i)
-            part[i].data = static_cast<const uint8_t *>(part[i].data) + key.inputs[i].count() * (part[i].bytes ? 1 : 4);
+        key.set_images(std::min(group, images - first));
+        run_group(key, first, threads, targets, cancel, fill, keep);
     }
 }
 
 // Runs one group, and advances the targets past what it wrote.
-void Model::Impl::run_group(const PlanKey &key, const std::vector<InputArray> &arrays, int threads,
-                            std::vector<float *> &targets, const CancelToken *cancel) {
-    std::shared_ptr<const Plan> plan;
-    std::unique_ptr<Arena> arena;
+void Model::Impl::run_group(const PlanKey &key, int first, int threads, std::vector<float *> &targets,
+                            const CancelToken *cancel, const Fill &fill, std::vector<KeptGroup> *keep) {
+    KeptGroup group;
+    group.first = first;
     {
         std::lock_guard<std::mutex> lock(mutex);
         check_profile(key.profile);
-        plan = plan_for(key);
-        arena = take_arena(plan->arena_bytes);
+        group.plan = plan_for(key);
+        group.arena = take_arena(group.plan->arena_bytes);
     }
-    fill_inputs(*plan, arrays, arena->data);
+    const Plan *plan = group.plan.get();
+    uint8_t *arena = group.arena->data;
+    fill(*plan, first, arena);
     Threads team{pool, threads};
     const RunEnd end =
-        run_plan(*plan, *kernels, arena->data, team, nullptr, cancel); // does not throw: the arena is always given back
+        run_plan(*plan, *kernels, arena, team, nullptr, cancel); // does not throw: the arena is always given back
     for (size_t i = 0; end.how == RunEnd::done && i < targets.size(); ++i) {
         const auto value = static_cast<size_t>(graph().outputs[i]);
         const Buffer &buffer = plan->buffers[value];
         const size_t count = static_cast<size_t>(buffer.pixels) * static_cast<size_t>(plan->shapes[value].c());
         for (int n = 0; n < plan->images; ++n, targets[i] += count) {
-            const uint8_t *from = arena->data + buffer.offset + buffer.image * static_cast<size_t>(n) + buffer.pixel;
+            const uint8_t *from = arena + buffer.offset + buffer.image * static_cast<size_t>(n) + buffer.pixel;
             if (plan->codes[value])
                 std::copy(from, from + count, targets[i]);
             else
                 std::memcpy(targets[i], from, 4 * count);
         }
     }
-    give_back(std::move(arena));
+    if (keep)
+        keep->push_back(std::move(group));
+    else
+        give_back(std::move(group.arena));
     if (end.how == RunEnd::cancelled)
         throw Cancelled();
     refuse_bad_index(end);
+}
+
+KeptRun::KeptRun(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+KeptRun::~KeptRun() {
+    for (KeptGroup &group : impl_->groups)
+        impl_->model->impl_->give_back(std::move(group.arena));
+}
+
+int KeptRun::images() const {
+    return impl_->inputs[0].n;
+}
+
+std::vector<std::vector<int>> KeptRun::output_shapes(int images) const {
+    std::vector<Shape> inputs = impl_->inputs;
+    for (Shape &shape : inputs)
+        shape.n = images;
+    return sizes_of_outputs(impl_->model->impl_->graph(), inputs);
+}
+
+void KeptRun::run(const std::vector<int> &rows, int profile, int threads, float *const *outs,
+                  const CancelToken *cancel) const {
+    for (int row : rows)
+        if (row < 0 || row >= images())
+            throw InputError("image " + std::to_string(row) + " was not kept; there are " + std::to_string(images()));
+    if (rows.empty())
+        return;
+    Model::Impl &model = *impl_->model->impl_;
+    PlanKey key{profile, impl_->inputs, PlanPart::rest};
+    key.set_images(static_cast<int>(rows.size()));
+    model.run_groups(std::move(key), threads, outs, cancel, [&](const Plan &plan, int first, uint8_t *arena) {
+        model.fill_kept(plan, impl_->groups, rows.data() + first, arena);
+    });
 }
 
 std::vector<StepInfo> Model::steps(const Images &images, int profile, int repeat, int threads) {

@@ -177,9 +177,24 @@ bool Run::step(const Step &s) const {
     return true;
 }
 
+namespace {
+
+// Leaves nothing in the calling thread, however the run ends; workers see to it themselves.
+struct Release {
+    void (*release)();
+    ~Release() {
+        if (release)
+            release();
+    }
+};
+
+} // namespace
+
 RunEnd run_plan(const Plan &plan, const Kernels &kernels, uint8_t *arena, Threads &threads, double *seconds,
                 const CancelToken *cancel) {
     using Clock = std::chrono::steady_clock;
+    threads.after = kernels.release;
+    const Release at_the_end{kernels.release};
     const Run run{plan, kernels, arena, threads};
     for (const Step &s : plan.steps) {
         if (cancel && cancel->cancelled())

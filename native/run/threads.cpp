@@ -75,12 +75,14 @@ void ThreadPool::work(uint64_t number) {
             return;
         if (number < (seen & kWanted)) {
             run_tasks(static_cast<int>(number) + 1);
+            if (after_)
+                after_();
             running_.fetch_sub(1, std::memory_order_release);
         }
     }
 }
 
-void ThreadPool::run(int threads, int tasks, Function function, void *context) {
+void ThreadPool::run(int threads, int tasks, Function function, void *context, void (*after)()) {
     std::unique_lock<std::mutex> mine(*busy_, std::try_to_lock);
     if (!mine.owns_lock() || threads <= 1) {
         for (int task = 0; task < tasks; ++task)
@@ -90,7 +92,7 @@ void ThreadPool::run(int threads, int tasks, Function function, void *context) {
     const int wanted = std::min(threads, tasks) - 1;
     while (workers_.size() < static_cast<size_t>(wanted))
         workers_.emplace_back(&ThreadPool::work, this, workers_.size());
-    function_ = function, context_ = context;
+    function_ = function, context_ = context, after_ = after;
     members_ = wanted + 1;
     if (shares_.size() < static_cast<size_t>(members_)) // nobody reads them between rounds
         shares_ = std::vector<Share>(static_cast<size_t>(members_));

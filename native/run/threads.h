@@ -17,8 +17,9 @@ class ThreadPool {
   public:
     ~ThreadPool();
     using Function = void (*)(void *context, int task);
-    // Runs tasks 0 .. tasks-1 on at most `threads` threads, including the caller. Tasks must not throw.
-    void run(int threads, int tasks, Function function, void *context);
+    // Runs tasks 0 .. tasks-1 on at most `threads` threads, including the caller. Tasks must not throw. Each worker
+    // calls `after`, if given, when no task is left for it.
+    void run(int threads, int tasks, Function function, void *context, void (*after)());
     // In a forked child the worker threads do not exist: forgets them. New ones start when needed.
     void after_fork_in_child();
 
@@ -31,6 +32,7 @@ class ThreadPool {
     // The current work. run() writes it before it changes the ticket; workers read it after they see the change.
     Function function_ = nullptr;
     void *context_ = nullptr;
+    void (*after_)() = nullptr;
     // Work stealing: each member of the team (0 is the caller) starts with a run of neighboring tasks and takes them in
     // order. A member without tasks takes the last one of another. So a thread works on the same part of an image in
     // every step, with its data in the core's caches, and two threads rarely write to one cache line. One word holds
@@ -55,6 +57,7 @@ class ThreadPool {
 struct Threads {
     ThreadPool &pool;
     int count;
+    void (*after)() = nullptr; // what each worker does after its last task
 
     template <typename F> void run(int tasks, F &&function) {
         if (count <= 1 || tasks <= 1) {
@@ -63,7 +66,8 @@ struct Threads {
             return;
         }
         using Body = std::remove_reference_t<F>;
-        pool.run(count, tasks, [](void *context, int task) { (*static_cast<Body *>(context))(task); }, &function);
+        pool.run(
+            count, tasks, [](void *context, int task) { (*static_cast<Body *>(context))(task); }, &function, after);
     }
 };
 

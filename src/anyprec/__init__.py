@@ -23,7 +23,7 @@ from anyprec.errors import AnyprecError, MissingExtra
 from anyprec.widths import Profile
 
 if TYPE_CHECKING:
-    from anyprec import analysis, data, errors, nn, zoo
+    from anyprec import analysis, data, errors, nn, ray, zoo
     from anyprec.export.export import ExportReport, export_onnx
     from anyprec.nn.calibrate import calibrate
     from anyprec.nn.convert import convert
@@ -66,6 +66,7 @@ __all__ = [
     "pack",
     "ptq",
     "quantize",
+    "ray",
     "set_bits",
     "train",
     "zoo",
@@ -94,10 +95,10 @@ _LAZY = {
     "set_bits": "anyprec.nn.switching",
     "train": "anyprec.training.run",
 }
-_MODULES = ("analysis", "data", "errors", "nn", "zoo")
+_MODULES = ("analysis", "data", "errors", "nn", "ray", "zoo")
 _TORCH_FREE = {
     "AnyprecError", "CancelToken", "ExportReport", "PackedModel", "Preprocessing", "Profile", "Recipe", "data",
-    "errors", "export_onnx", "load",
+    "errors", "export_onnx", "load", "ray",
 }  # fmt: skip
 
 

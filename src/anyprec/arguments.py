@@ -76,3 +76,11 @@ def positive(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """1,2,auto -> ("1", "2", "auto")"""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names; write for example 1,2,auto")
+    return found

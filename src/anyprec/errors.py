@@ -63,7 +63,7 @@ class CheckpointError(AnyprecError):
 
 
 class Diverged(AnyprecError):
-    """Training met NaN or infinity; the last good checkpoint is kept."""
+    """Training met NaN or infinity (the last good checkpoint is kept), or left numbers that no file can hold."""
 
 
 class OutputError(AnyprecError):

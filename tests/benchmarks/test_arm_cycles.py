@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 import arm_cycles
-from arm_cycles import LEVELS, PRODUCTS, Loop
+from arm_cycles import LEVELS
+from hot_loops import ARM, loop_of
 
 KERNELS = Path(__file__).parents[2] / "native" / "kernels"
 
 
 def loop(*body):
-    return Loop("Dots<Signed>", "6, 4", body)
+    return loop_of("Dots<Signed>", "6, 4", body, ARM)
 
 
 def test_products_of_a_loop():
@@ -38,4 +39,4 @@ def test_every_kernel_is_named_after_an_instruction_that_counts():
         names = re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source)
         assert len(names) >= 5
         for name in names:
-            assert name.removeprefix("winograd ").removeprefix("toom-cook ").partition(",")[0] in PRODUCTS, name
+            assert name.removeprefix("winograd ").removeprefix("toom-cook ").partition(",")[0] in ARM.products, name

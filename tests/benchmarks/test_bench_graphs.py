@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from graphs import mobilenetv2_graph, resnet20_graph, resnet_graph
 
+from anyprec.bench.random_networks import mobilenetv2_graph, resnet20_graph, resnet_graph
 from anyprec.format.check import check_graph
 from anyprec.format.record import to_record
 from anyprec.run.oracle import run_graph

@@ -4,13 +4,13 @@ import csv
 import platform
 import sys
 
-import graphs
 import kernel_limits
 import numpy as np
 import pytest
 from engine_check import kernels_built, usable_isas
 from kernel_limits import INNERS, Row, kernel_of, layer_of, maker_of, port_limit, save, stage_of
 
+from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
 from anyprec.run.model import load
 
@@ -34,6 +34,8 @@ def test_every_kernel_has_a_limit(isa):
         ("avx512", "vpdpbusd", 128, None),
         ("avx512", "vpermb, 2 bit", 192, None),
         ("avx512", "vpermb, 1 bit", 384, None),
+        ("avxvnni", "vpdpbusd", 64, None),
+        ("amx", "tdpbusd", 1024, None),
     ],
 )
 def test_port_limits(isa, kernel, intel, amd):

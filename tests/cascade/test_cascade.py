@@ -69,12 +69,12 @@ def test_layouts_agree(model, images):
 
 def test_it_can_be_the_setting_of_a_model(model, images, path):
     model.bits = "auto"
-    model._cascade_pays = True
+    model.always_cascade = True
     assert model.bits == "auto"
     y = model(images)
     assert model.last_bits == "auto"
     for other in (copy.copy(model), pickle.loads(pickle.dumps(model))):
-        other._cascade_pays = True
+        other.always_cascade = True
         assert other.bits == "auto" and np.array_equal(other(images), y)
     assert model.accuracy() is None
     assert model.bytes_needed("auto") == model.bytes_needed(8)
@@ -93,19 +93,28 @@ def test_it_stays_at_one_width_where_bits_buy_no_time(model, images, monkeypatch
     assert len(set(model.last_stages)) > 1
 
 
-def test_expected_time_follows_the_shares(cascade):
-    assert answering.expected_share(cascade, [1.0, 2.0, 4.0]) == pytest.approx((1 + 0.6 * 2 + 0.3 * 4) / 4)
-
-
-def test_pays_times_every_stage(cascade, monkeypatch):
+def test_the_ratio_follows_times_and_shares(cascade, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(answering.time, "perf_counter", lambda: now[0])
 
-    def run(inputs, profile):
-        now[0] += {"1": 1.0, "4": 1.0, "8": 10.0}[profile]
-        return []
+    class Passes:
+        def run(self, profile):
+            now[0] += {"8": 10.0}[profile]
 
-    assert answering.pays(cascade, [np.zeros(1)], run) == (True, pytest.approx((1 + 0.6 + 3) / 10))
+        def begin(self, profile):
+            now[0] += {"1": 1.0}[profile]
+
+        def go_on(self, rows, profile):
+            assert rows.tolist() == [0]
+            now[0] += {"4": 1.0, "8": 7.0}[profile]
+
+    assert answering.time_ratio(cascade, Passes()) == pytest.approx((1 + 0.6 * 1 + 0.3 * 7) / 10)
+
+
+def test_always_means_always(model, images):
+    model._cascade_ratio, model.always_cascade = 1.2, True
+    model(images, bits="auto")
+    assert len(set(model.last_stages)) > 1
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan"), float("inf"), "0.5", True, None, [0.5]])

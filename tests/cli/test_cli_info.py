@@ -22,7 +22,9 @@ def test_info_as_json_and_as_a_table():
     assert done.stderr == ""
     found = json.loads(done.stdout)
     assert found["anyprec"] == anyprec.__version__
-    assert found["isa"] in _native.built_isas()
+    assert found["isa"] in found["isas"] and found["isas"][0] == "scalar"
+    assert set(found["isas"]) <= set(_native.built_isas())
+    assert found["bits"].startswith("fewer bits save ")
     table = command("info").stdout
     for name in found:
         assert f"\n{name} " in "\n" + table

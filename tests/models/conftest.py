@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
-from graphs import resnet20_graph
 
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.format import ModelFile, write
 from anyprec.models import catalog
 from anyprec.models.catalog import ModelCard, ProfileFacts

@@ -60,7 +60,10 @@ def call(model: nn.Module, example: Any) -> Any:
 
 
 def train_once(model: nn.Module, example: Any) -> None:
-    """One step at every width: finite gradients that move the weights."""
+    """One step at every width: finite gradients that move the weights.
+
+    Clipped, as users do: at 1 and 2 bit some random networks (ghostnetv2_100) have gradients of 1e24.
+    """
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with normalize_weights_once(model):
@@ -68,6 +71,7 @@ def train_once(model: nn.Module, example: Any) -> None:
             anyprec.set_bits(model, bits)
             sum(t.float().square().mean() for t in tensors(call(model, example)) if t.is_floating_point()).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None), "gradients not finite"
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
     optimizer.step()
     model.eval()
 

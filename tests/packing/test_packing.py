@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import anyprec
-from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits
+from anyprec.errors import AnyprecError, DataError, Diverged, ProfileError, UncalibratedBits
 from anyprec.format.file import read, truncate
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.switching import any_layers
@@ -161,7 +161,7 @@ def test_nan_is_found(model):
     broken = build("resnet8", widths=(2, 8), multiplier=0.25)
     with torch.no_grad():
         broken.blocks[0].norm1.tables["8"].bias.fill_(torch.nan)
-    with pytest.raises(AnyprecError, match="NaN"):
+    with pytest.raises(Diverged, match=r"at 8 bit nan is among its numbers"):
         make_graph(broken, example=X)
 
 

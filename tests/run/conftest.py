@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from graphs import resnet20_graph
 
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.format import GraphProfile, write
 from anyprec.run.oracle import run_graph
 from anyprec.widths import INTEGER_WIDTHS

@@ -12,24 +12,13 @@ from pathlib import Path
 import numpy as np
 from graph_builder import assert_same
 
-from anyprec import _native
-from anyprec.errors import UnsupportedIsa
 from anyprec.format import Graph, write
+from anyprec.run.cpu import usable_isas
 from anyprec.run.model import PackedModel, load
 from anyprec.run.oracle import run_graph
 
+__all__ = ["assert_exact", "kernels_built", "kernels_used", "usable_isas"]
 NATIVE = Path(__file__).parents[2] / "native"
-
-
-def usable_isas() -> list[str]:
-    """Instruction sets that are built in and run on this CPU; "scalar" first."""
-    usable = []
-    for isa in _native.built_isas():
-        try:
-            usable.append(_native.choose_isa(isa, _native.cpu_features()))
-        except UnsupportedIsa:
-            continue
-    return usable
 
 
 def assert_exact(
@@ -65,7 +54,16 @@ def kernels_used(model: PackedModel, x: np.ndarray, profiles: Iterable[str]) -> 
     return {re.sub("(, add)?(, float)?(, codes)?(, pool)?$", "", step.work) for step in steps}
 
 
+# Kernels of another table that are the fastest of some layers (kernel_tables.cpp).
+INHERITED = {
+    "avxvnni": {"vpshufb, 1 bit", "vpshufb, 2 bit", "fma", "toom-cook fma"},
+    "amx": {"vpermb, 1 bit", "fma", "toom-cook fma"},
+}
+
+
 def kernels_built(isa: str) -> set[str]:
-    """Names of all kernels for convolutions that native/kernels/kernels_<isa>.cpp defines, those for Winograd too."""
+    """Names of all kernels for convolutions that native/kernels/kernels_<isa>.cpp defines, those for Winograd too, and
+    of those it inherits."""
     source = (NATIVE / "kernels" / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
-    return set(re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source))
+    own = set(re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source))
+    return own | INHERITED.get(isa, set())

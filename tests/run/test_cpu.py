@@ -16,20 +16,22 @@ FOREIGN = "neon" if X86 else "avx2"  # known, but never built on this architectu
 
 AVX2 = ["avx2", "fma"]
 AVX512 = [*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vnni"]
+AMX = [*AVX512, "amx_tile", "amx_int8", "amx_permission"]
 
 # Register bits (Intel's manual, volume 2A, CPUID; volume 1, 13.3 for XCR0)
 FMA, AVX = 1 << 12, 1 << 28  # leaf 1, ecx
 HAS_AVX2, F, DQ, BW, VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31  # leaf 7, ebx
 VBMI, VNNI, VPOPCNTDQ = 1 << 1, 1 << 11, 1 << 14  # leaf 7, ecx
+TILE, TILE_INT8 = 1 << 24, 1 << 25  # leaf 7, edx
 AVX_VNNI = 1 << 4  # leaf 7.1, eax
-SAVES_YMM, SAVES_ZMM = 0x7, 0xE7
+SAVES_YMM, SAVES_ZMM, SAVES_TILES = 0x7, 0xE7, 0x600E7
 ASIMD, ASIMDDP, I8MM = 1 << 1, 1 << 20, 1 << 13  # Linux on ARM: hwcap, hwcap, hwcap2
 
 
 def server(xcr0: int) -> list[str]:
     """A CPU with everything, under an operating system that saves the registers in xcr0."""
     ebx = HAS_AVX2 | F | DQ | BW | VL
-    return _native.decode_cpuid(FMA | AVX, ebx, VBMI | VNNI | VPOPCNTDQ, AVX_VNNI, xcr0)
+    return _native.decode_cpuid(FMA | AVX, ebx, VBMI | VNNI | VPOPCNTDQ, TILE | TILE_INT8, AVX_VNNI, xcr0)
 
 
 def test_this_cpu_has_a_name():
@@ -40,8 +42,8 @@ def test_this_cpu_has_a_name():
 def test_features_are_those_linux_reports():
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next(line for line in lines if line.startswith("flags")).split(":")[1].split()
-    ours = set(server(SAVES_ZMM))  # every name we know
-    assert set(cpu_features()) == ours & set(flags)
+    ours = set(server(SAVES_TILES))  # every name we know
+    assert set(cpu_features()) - {"amx_permission"} == ours & set(flags)
     name = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
     assert cpu_name() == name
 
@@ -88,11 +90,11 @@ def test_levels_are_ordered():
     known = _native.known_isas()
     assert known[0] == "scalar"
     assert known.index("neon") < known.index("dotprod") < known.index("i8mm")
-    assert known.index("avx2") < known.index("avx512")
+    assert known.index("avx2") < known.index("avxvnni") < known.index("avx512") < known.index("amx")
 
 
 def test_everything_is_found_on_a_cpu_that_has_everything():
-    assert set(server(SAVES_ZMM)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq"}
+    assert set(server(SAVES_TILES)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq", "amx_tile", "amx_int8"}
 
 
 def test_no_wide_registers_unless_the_operating_system_saves_them():
@@ -100,17 +102,21 @@ def test_no_wide_registers_unless_the_operating_system_saves_them():
     assert server(0x3) == []  # x87 and SSE only
     assert set(server(SAVES_YMM)) == {*AVX2, "avx_vnni"}
     assert set(server(SAVES_ZMM & ~0x20)) == {*AVX2, "avx_vnni"}  # mask registers not saved
+    for half in (0x20000, 0x40000):  # configuration of tiles or their data only
+        assert set(server(SAVES_ZMM | half)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq"}
 
 
 def test_features_are_told_apart():
-    haswell = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, 0, SAVES_YMM)
+    haswell = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, 0, 0, SAVES_YMM)
     assert haswell == AVX2
-    alder_lake = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, AVX_VNNI, SAVES_YMM)
+    alder_lake = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, 0, AVX_VNNI, SAVES_YMM)
     assert set(alder_lake) == {*AVX2, "avx_vnni"}
-    knights_landing = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, SAVES_ZMM)
+    knights_landing = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, 0, SAVES_ZMM)
     assert set(knights_landing) == {*AVX2, "avx512f"}
-    sandy_bridge = _native.decode_cpuid(AVX, 0, 0, 0, SAVES_YMM)
+    sandy_bridge = _native.decode_cpuid(AVX, 0, 0, 0, 0, SAVES_YMM)
     assert sandy_bridge == []
+    bfloat_only = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, TILE, 0, SAVES_TILES)
+    assert set(bfloat_only) == {*AVX2, "amx_tile"}
 
 
 @pytest.mark.skipif(not X86, reason="levels of x86")
@@ -122,10 +128,16 @@ def test_features_are_told_apart():
         (AVX2, "avx2"),
         ([*AVX2, "avx512f"], "avx2"),
         (AVX512, "avx512"),
-        ([*AVX512, "avx512_vnni"], "avx512"),
+        ([*AVX512, "avx_vnni"], "avx512"),
+        ([*AVX2, "avx_vnni"], "avxvnni"),
+        ([*AVX512, "amx_tile", "amx_int8"], "avx512"),  # refused by the operating system, or by the probe
+        (AMX, "amx"),
+        ([*AVX2, "amx_tile", "amx_int8", "amx_permission"], "avx2"),
     ],
 )
 def test_the_best_level_is_chosen(features, level):
+    if level not in _native.built_isas():
+        pytest.skip(f"this compiler does not know {level}")
     assert _native.choose_isa("", features) == level
 
 
@@ -166,6 +178,21 @@ def test_a_wish_this_cpu_cannot_run():
     )
     with pytest.raises(UnsupportedIsa, match=message):
         _native.choose_isa("avx512", [*AVX2, "avx512f"])
+
+
+@pytest.mark.skipif("amx" not in _native.built_isas(), reason="AMX is not built in")
+def test_amx_that_was_refused():
+    message = (
+        r"^ANYPREC_ISA=amx cannot run on this CPU, which lacks amx_permission; "
+        r"choose one of scalar, avx2, avx512, or unset it$"
+    )
+    with pytest.raises(UnsupportedIsa, match=message):
+        _native.choose_isa("amx", AMX[:-1])
+
+
+def test_permission_is_asked_for_only_where_the_cpu_has_amx():
+    features = cpu_features()
+    assert "amx_int8" in features or "amx_permission" not in features
 
 
 def test_the_stub_names_what_the_extension_has():

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from engine_check import usable_isas
 from graph_builder import SPECIAL, assert_same
-from graphs import resnet20_graph
 
 import anyprec
 from anyprec import errors
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.errors import InputError
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, read, truncate, write
 from anyprec.run.model import all_finite, load

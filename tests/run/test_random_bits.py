@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from graph_builder import assert_same
-from graphs import resnet20_graph
 
 from anyprec import errors
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.cli import main
 from anyprec.format import GraphProfile, write
 from anyprec.run.model import is_random, load

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from engine_check import usable_isas
 from graph_builder import assert_same
-from graphs import resnet20_graph
 
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.format import write
 from anyprec.run.model import load
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from graphs import resnet20_graph
 
+from anyprec.bench.random_networks import resnet20_graph
 from anyprec.format import read, write
 from anyprec.models.catalog import find
 

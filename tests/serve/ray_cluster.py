@@ -36,8 +36,8 @@ class WidthModel(SlowModel):
 
 
 class SlowReplica(Replica):
-    def make_scheduler(self, model: Any, settings: Settings, deliver: Deliver) -> Scheduler:
-        return super().make_scheduler(WidthModel(model, SECONDS), settings, deliver)
+    def make_scheduler(self, model: Any, levels: Any, settings: Settings, deliver: Deliver) -> Scheduler:
+        return super().make_scheduler(WidthModel(model, SECONDS), levels, settings, deliver)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from anyprec.cascade.cascade import Cascade, Stage
 from anyprec.format import Graph, GraphProfile, Op, Weight, nested_planes, write
 from anyprec.run.model import load
 from anyprec.serve.connections.connection import ConnectionLimits
@@ -79,6 +81,20 @@ def save(path: Path, **rest: Any) -> Path:
     return path
 
 
+def level_graph(seed: int = 0, accuracy: float | None = 87.0) -> Graph:
+    """The same with a plan ("fast": weights of 2 bit, activations of 1) and a cascade, 1 bit and then 8."""
+    plain = graph(seed)
+    plan = GraphProfile("fast", {"mid": 2}, {"codes": 1}, 81.5)
+    tables = {name: np.concatenate([table, table[1:2]]) for name, table in plain.tables.items()}
+    stages = (Stage("1", 0.5, 1.0, 1.0), Stage("8", None, 1.0, 0.5))
+    return replace(
+        plain,
+        profiles=(*plain.profiles, plan),
+        tables=tables,
+        cascade=Cascade("margin", stages, 97.0, accuracy).text(),
+    )
+
+
 def images(count: int = 1, seed: int = 0, size: int = 8) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 3, size, size), np.uint8)
 
@@ -132,11 +148,11 @@ def running(
     settings = settings or Settings(slo_s=2.0, warm_up_s=0.05)
     slow: list[SlowModel] = []
 
-    def make(model: Any, settings: Settings, deliver: Any) -> Any:
+    def make(model: Any, levels: Any, settings: Settings, deliver: Any) -> Any:
         if slow_s:
             model = SlowModel(model, slow_s)
             slow.append(model)
-        return make_scheduler(model, settings, deliver)
+        return make_scheduler(model, levels, settings, deliver)
 
     listener = listen("127.0.0.1", 0)
     app = make_app(

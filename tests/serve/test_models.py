@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import expected, images, save
+from serving import expected, images, level_graph, save
 
 from anyprec.errors import AnyprecError, Draining, ModelFileError, ServeError, TruncatedFile
+from anyprec.format import write
 from anyprec.serve.models import ModelRepository, Settings, metadata, named_paths, open_model, triton_config
 from anyprec.serve.scheduling.queue import Request
 
@@ -46,17 +47,26 @@ def test_names():
 
 
 def test_signature_and_metadata(path):
-    model, signature, _ = open_model(str(path), SETTINGS)
+    opened = open_model(str(path), SETTINGS)
+    signature = opened.signature
     assert signature.input.shape == (-1, 3, 8, 8) and signature.outputs[0].record() == {
         "name": "head",
         "datatype": "FP32",
         "shape": [-1, 4],
     }
-    _, nhwc, _ = open_model(str(path), Settings(layout="NHWC"))
+    nhwc = open_model(str(path), Settings(layout="NHWC")).signature
     assert nhwc.input.shape == (-1, 8, 8, 3)
-    _, free, _ = open_model(str(save(path.with_name("free.apm"), size=(None, None))), SETTINGS)
+    free = open_model(str(save(path.with_name("free.apm"), size=(None, None))), SETTINGS).signature
     assert free.input.shape == (-1, 3, -1, -1) and free.image_size is None
-    assert model.widths == (1, 2, 4, 8)
+    assert opened.model.widths == (1, 2, 4, 8)
+    assert opened.levels.names == signature.levels == ("1", "2", "4", "8")
+
+
+def test_layers_of_every_level(tmp_path):
+    write(level_graph(), tmp_path / "net.apm")
+    layers = open_model(str(tmp_path / "net.apm"), SETTINGS).layers
+    assert layers.names == ("mid",)
+    assert layers.bits["8"] == ((8,),) and layers.bits["fast"] == ((2,),) and layers.bits["auto"] == ((1,), (8,))
 
 
 def test_a_replaced_file_answers_next(models, path):
@@ -131,9 +141,10 @@ def test_a_broken_file_is_refused_and_the_old_one_stays(models, path, how, caplo
 IN_PLACE = """
 import logging, os, shutil, sys
 import numpy as np
-from serving import expected, images, save
+from serving import expected, images, level_graph, save
 from test_models import SETTINGS, answer
 from pathlib import Path
+from anyprec.format import write
 from anyprec.serve.models import ModelRepository
 
 change, path = sys.argv[1], Path(sys.argv[2])

@@ -70,6 +70,11 @@ def pack_and_run(model: nn.Module, images: Tensor, path: Path) -> np.ndarray:
     return y
 
 
+def answer_many_pictures(photos: Path) -> None:
+    answers = anyprec.ray.map_images(photos, "cifar10-vgg", bits=4, top=3)
+    answers.write_parquet("answers")
+
+
 def mistakes(model: nn.Module) -> str:
     try:
         anyprec.set_bits(model, 9)

@@ -10,7 +10,8 @@
 
 namespace anyprec {
 
-// Names as in /proc/cpuinfo on Linux, so that a user can compare: "avx2", "avx512_vnni", "asimddp", ...
+// Names as in /proc/cpuinfo on Linux, so that a user can compare: "avx2", "avx512_vnni", "asimddp", ... One is ours:
+// "amx_permission", where Linux lets this process use AMX and a product on it gave the right numbers.
 using Features = std::vector<std::string>;
 
 // The deciding registers, as cpuid(leaf, subleaf) gives them. xcr0 is 0 where the operating system does not save
@@ -19,6 +20,7 @@ struct CpuidWords {
     uint32_t leaf1_ecx = 0;
     uint32_t leaf7_ebx = 0;
     uint32_t leaf7_ecx = 0;
+    uint32_t leaf7_edx = 0;
     uint32_t leaf7_1_eax = 0;
     uint64_t xcr0 = 0;
 };
@@ -32,7 +34,8 @@ Features decode_cpuid(const CpuidWords &words);
 // The same for 64-bit ARM under Linux: AT_HWCAP and AT_HWCAP2 of getauxval.
 Features decode_hwcap(uint64_t hwcap, uint64_t hwcap2);
 
-// Of this machine. cpu_name is empty where the processor does not tell.
+// Of this machine. The first call asks Linux for AMX where the CPU has it. cpu_name is empty where the processor does
+// not tell.
 const Features &cpu_features();
 std::string cpu_name();
 

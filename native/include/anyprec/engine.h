@@ -101,7 +101,9 @@ class Cancelled : public std::runtime_error {
     Cancelled() : std::runtime_error("the run was cancelled") {}
 };
 
-class Model {
+class KeptRun;
+
+class Model : public std::enable_shared_from_this<Model> {
   public:
     // Throws ModelError, IsaError.
     static std::shared_ptr<Model> open(const std::string &path, const OpenOptions &options = {});
@@ -133,6 +135,10 @@ class Model {
     void run(const std::vector<InputArray> &arrays, int profile, int threads, float *const *outs,
              const CancelToken *cancel = nullptr);
     std::vector<StepInfo> steps(const std::vector<InputArray> &arrays, int profile, int repeat, int threads);
+    // The same as `run`, and keeps what no profile changes, such as the output of a float stem: some of the images can
+    // then run at another profile without computing it again.
+    std::unique_ptr<KeptRun> run_keeping(const std::vector<InputArray> &arrays, int profile, int threads,
+                                         float *const *outs, const CancelToken *cancel = nullptr);
 
     // The steps of a profile for these images, each with its median time over `repeat` runs.
     std::vector<StepInfo> steps(const Images &images, int profile, int repeat, int threads);
@@ -142,8 +148,28 @@ class Model {
     size_t loaded_bytes() const; // bytes of the file in memory
 
   private:
+    friend class KeptRun;
     struct Impl;
     explicit Model(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+// What Model::run_keeping has kept of a batch. It holds memory of its model, and the model open, until it is destroyed.
+// Calls from many threads are safe.
+class KeptRun {
+  public:
+    ~KeptRun();
+    int images() const;
+    std::vector<std::vector<int>> output_shapes(int images) const;
+    // Runs the images of these numbers, in this order, at a profile; outputs are those of Model::run for them, bit for
+    // bit. Throws InputError for a number that is no image's; otherwise as Model::run.
+    void run(const std::vector<int> &rows, int profile, int threads, float *const *outs,
+             const CancelToken *cancel = nullptr) const;
+
+  private:
+    friend class Model;
+    struct Impl;
+    explicit KeptRun(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
 };
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from itertools import groupby
+from pathlib import Path
 
 from anyprec.arguments import duration, whole
 from anyprec.bench import rivals
@@ -32,8 +34,15 @@ NO_RIVAL = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL.apm", help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`"
+        "model",
+        metavar="MODEL.apm",
+        nargs="?",
+        help="a model file (.apm) of `anyprec pack`, or a name of `anyprec models`",
     )
+    parser.add_argument(
+        "--suite", action="store_true", help="instead of MODEL: six networks with random weights, in one table"
+    )
+    parser.add_argument("--csv", metavar="FILE.csv", help="with --suite: keep all rows in this file")
     parser.add_argument("--bits", metavar="BITS", help="for example 1,2,4,8 or 1-8,32 (default: all the file has)")
     parser.add_argument("--profile", action="append", default=[], metavar="NAME", help="also this mixed profile")
     parser.add_argument("--batch", default="1", metavar="N,N", help="images per call (default: 1)")
@@ -62,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.suite:
+        return run_suite(args)
+    if args.model is None:
+        raise AnyprecError("give a model file, or --suite for six networks with random weights")
+    if args.csv:
+        raise AnyprecError("--csv goes with --suite; for one model give --json")
     settings = BenchSettings(
         model=str(find(args.model)),
         profiles=(*(str(bits) for bits in (parse_widths(args.bits) if args.bits else ())), *args.profile),
@@ -93,6 +108,33 @@ def run(args: argparse.Namespace) -> int:
     if done.failures:
         print(f"anyprec: error: {failure_line(done.failures, settings.rivals)}", file=sys.stderr)
     return 1 if done.failures else 0
+
+
+def run_suite(args: argparse.Namespace) -> int:
+    from anyprec.bench import suite
+
+    # The suite has its own networks, widths and sizes, at batch 1 and one thread.
+    given = {"MODEL": args.model, "--bits": args.bits, "--profile": args.profile, "--size": args.size}
+    given |= {"--onnx": args.onnx, "--picture": args.picture}
+    given |= {"--batch": args.batch != "1", "--threads": args.threads != "1"}
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise AnyprecError(f"{wrong[0]} does not go with --suite, which has networks and settings of its own")
+    names = rival_names(args.rivals)
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="anyprec-suite-") as folder:
+        for name in suite.SUITE:
+            results[name] = suite.measure(name, Path(folder), names, args.rounds, args.isa, only_first=True)
+    if args.csv:
+        suite.save(Path(args.csv), results)
+    if args.json:
+        print_json({name: done.record() for name, done in results.items()})
+    else:
+        print(suite.suite_table(results))
+    failures = [failure for done in results.values() for failure in done.failures]
+    if failures:
+        print(f"anyprec: error: {failure_line(failures, names)}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def failure_line(failures: list[RivalFailure], asked: tuple[str, ...]) -> str:

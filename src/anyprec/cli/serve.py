@@ -9,7 +9,7 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from anyprec.arguments import delay, duration, positive, size, whole
+from anyprec.arguments import delay, duration, names, positive, size, whole
 from anyprec.choices import LAYOUTS
 from anyprec.errors import AnyprecError, ServeError
 from anyprec.serve.monitoring.logs import LEVELS, log, set_up
@@ -42,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=("adaptive", "accuracy"),
         default="adaptive",
-        help="how the width is chosen (default: adaptive)",
+        help="how the level is chosen (default: adaptive)",
     )
-    how.add_argument("--bits", metavar="BITS", help="hold this width (or mixed profile) instead of adapting it")
+    how.add_argument("--bits", metavar="BITS", help="hold this level instead of adapting it")
+    how.add_argument(
+        "--levels",
+        type=names,
+        metavar="NAMES",
+        help="levels to serve: widths, mixed profiles, auto for the cascade (default: all of the file)",
+    )
     how.add_argument("--threads", type=whole(1, 1024), default=1, metavar="N", help="threads per batch (default: 1)")
     how.add_argument(
         "--engines", type=whole(1, 1024), default=1, metavar="N", help="batches that run in parallel (default: 1)"
@@ -206,6 +212,7 @@ def build(args: argparse.Namespace, paths: dict[str, str], keys: Keys, cores: Co
         slo_s=args.slo,
         policy="fixed" if args.bits else args.policy,
         bits=int(args.bits) if args.bits and args.bits.isdigit() else args.bits,
+        levels=args.levels,
         layout=args.layout,
         threads=args.threads,
         engine_threads=args.engines,
@@ -277,8 +284,8 @@ def announce(models: ModelRepository, address: str) -> None:
     for served in models:
         assert served.now is not None
         log.info(
-            "model", name=served.name, path=served.path, bits=",".join(served.now.signature.profiles),
+            "model", name=served.name, path=served.path, levels=",".join(served.now.signature.levels),
             isa=served.now.model.isa,
         )  # fmt: skip
-    names = ", ".join(served.name for served in models)
-    print(f"serving {names} on {address}, target {slo_ms:g} ms; Ctrl-C ends", flush=True)
+    listed = ", ".join(served.name for served in models)
+    print(f"serving {listed} on {address}, target {slo_ms:g} ms; Ctrl-C ends", flush=True)

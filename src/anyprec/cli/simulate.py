@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from anyprec.arguments import delay, duration, real, seed, span, whole
+from anyprec.arguments import delay, duration, names, real, seed, span, whole
 from anyprec.cli.output import print_json
 from anyprec.cli.plot_file import check_picture
 from anyprec.cli.tables import table
@@ -24,7 +24,7 @@ from anyprec.errors import ArrivalsError, ServeError
 from anyprec.files import write_text
 from anyprec.loadtest import arrivals
 from anyprec.progress import Progress
-from anyprec.serve.scheduling.latency import LatencyTable, read_table
+from anyprec.serve.scheduling.latency import GoesOn, read_table
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.simulation import capacity
 from anyprec.serve.simulation.simulate import (
@@ -150,6 +150,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads per call, when a model is timed (default: 1)",
     )
+    parser.add_argument(
+        "--levels", type=names, metavar="NAMES", help="levels to use, such as 1,2,8,auto (default: all there are)"
+    )
     parser.add_argument("--save-table", metavar="FILE.json", help="keep the measured latency table")
     parser.add_argument("--picture", metavar="FILE.png", help="load, widths and latency over time (needs Matplotlib)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -158,8 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
-    times, accuracies = read(args)
-    setup = setup_of(args, times, accuracies)
+    setup = setup_of(args, read(args))
     policies = [policy_of(name) for name in args.policy.split(",")]
     for name, bits in policies:  # a wrong name shall be told now, not after minutes
         Simulation(np.zeros(0), replace(setup, policy=name, bits=bits), args.seed)
@@ -169,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         record, text = run_find_rate(args, setup, policies)
     else:
         record, text = run_once(args, setup, policies)
-    record = {"slo_ms": 1e3 * setup.slo, "table": table_record(setup), **record}
+    record = {"slo_ms": 1e3 * setup.slo, "table": table_record(setup.times, setup.accuracies, setup.cascades), **record}
     if args.json:
         print_json(record)
     else:
@@ -180,33 +182,37 @@ def run(args: argparse.Namespace) -> int:
 # --- What the user typed ------------------------------------------------------------------------------------------
 
 
-def read(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
-    if str(args.model).endswith(".json"):
-        times, accuracies = read_table(args.model)
-    else:
-        times, accuracies = measure_latency(args)
+Levels = tuple[dict[str, dict[int, float]], dict[str, float | None], dict[str, GoesOn]]  # as of read_table
+
+
+def read(args: argparse.Namespace) -> Levels:
+    found = read_table(args.model) if str(args.model).endswith(".json") else measure_latency(args)
     if args.save_table:
-        record = {"ms": times_in_ms(times), "accuracy": accuracies}
-        write_text(args.save_table, json.dumps(record, indent=2) + "\n")
-    return times, accuracies
+        write_text(args.save_table, json.dumps(table_record(*found), indent=2) + "\n")
+    return found
 
 
-def measure_latency(args: argparse.Namespace) -> tuple[dict[str, dict[int, float]], dict[str, float | None]]:
+def measure_latency(args: argparse.Namespace) -> Levels:
     from anyprec.run.model import load
-    from anyprec.serve.scheduling.engine import accuracies
     from anyprec.serve.scheduling.engine import measure_latency as measure
+    from anyprec.serve.scheduling.engine import served_levels
 
     model = load(args.model)
+    levels = served_levels(model, args.levels)
     with Progress("timing", unit="run") as progress:
         # Half a second a batch at most: which batches are of use depends on an SLO that may be given in their terms.
-        measured = measure(model, slo=0.25, max_batch=args.max_batch, threads=args.threads, progress=progress)
-    return measured.now(), accuracies(model)
+        measured = measure(
+            model, slo=0.25, max_batch=args.max_batch, threads=args.threads, progress=progress, levels=levels
+        )
+    return measured.now(), levels.accuracies, levels.cascades
 
 
-def setup_of(
-    args: argparse.Namespace, times: dict[str, dict[int, float]], accuracies: dict[str, float | None]
-) -> SimulationSetup:
+def setup_of(args: argparse.Namespace, found: Levels) -> SimulationSetup:
+    times, accuracies, cascades = found
     slo = slo_of(args.slo, times)
+    for name in args.levels or ():
+        if name not in times:
+            raise ServeError(f"--levels: {name!r} is not in the latency table, which has {', '.join(times)}")
     scale = None
     if args.autoscale:
         least, dash, most = args.autoscale.partition("-")
@@ -216,6 +222,8 @@ def setup_of(
     return SimulationSetup(
         times=times,
         accuracies=accuracies,
+        cascades=cascades,
+        levels=args.levels,
         slo=slo,
         limits=QueueLimits(max_batch=args.max_batch),
         margin=args.margin,
@@ -238,7 +246,7 @@ def slo_of(text: str, times: dict[str, dict[int, float]]) -> float:
             return duration(text)
         except argparse.ArgumentTypeError as error:
             raise ServeError(f"--slo: {error}") from None
-    widest = max((int(profile) for profile in times if profile.isdigit() and int(profile) <= 8), default=None)
+    widest = max((int(name) for name in times if name.isdigit() and int(name) <= 8), default=None)
     try:
         factor = float(text[:-1])
     except ValueError:
@@ -314,7 +322,7 @@ def run_find_rate(
 def run_grid(args: argparse.Namespace, setup: SimulationSetup) -> tuple[dict[str, Any], str]:
     loads, cv2s = grid_of(args.grid)
     levels = Simulation(np.zeros(0), setup, args.seed).servers[0].core.levels
-    widest = levels[-1].profile
+    widest = levels[-1].name
     policies: list[capacity.PolicySetting] = [
         ("adaptive", None),
         *(("fixed", level.bits) for level in reversed(levels)),
@@ -373,7 +381,7 @@ def rows_of(results: Sequence[SimulationResult]) -> str:
     rows: list[Sequence[str]] = [HEAD]
     for result in results:
         record = result.record()
-        bits = ", ".join(f"{profile}: {100 * share:.1f} %" for profile, share in reversed(result.histogram.items()))
+        bits = ", ".join(f"{name}: {100 * share:.1f} %" for name, share in reversed(result.histogram.items()))
         rows.append(
             (
                 label(result.setup),
@@ -405,12 +413,17 @@ def missed_percent(result: SimulationResult) -> str:
     return f"{100 * (1 - result.attainment):.3f}"
 
 
-def times_in_ms(times: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
-    return {profile: {str(n): round(1e3 * s, 5) for n, s in cells.items()} for profile, cells in times.items()}
-
-
-def table_record(setup: SimulationSetup) -> dict[str, Any]:
-    return {"ms": LatencyTable(setup.times).record()["ms"], "accuracy": dict(setup.accuracies)}
+def table_record(
+    times: Mapping[str, Mapping[int, float]],
+    accuracies: Mapping[str, float | None],
+    cascades: Mapping[str, GoesOn],
+) -> dict[str, Any]:
+    """What read_table reads."""
+    record: dict[str, Any] = {
+        "ms": {name: {str(n): round(1e3 * s, 5) for n, s in cells.items()} for name, cells in times.items()},
+        "accuracy": dict(accuracies),
+    }
+    return record | ({"cascades": {name: asdict(way) for name, way in cascades.items()}} if cascades else {})
 
 
 def draw(result: SimulationResult, path: str) -> None:

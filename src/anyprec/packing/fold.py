@@ -31,6 +31,7 @@ def fold(draft: GraphDraft) -> None:
     graph.merge_equal()
     graph.merge_moves()
     graph.drop_unread()
+    graph.name_outputs_once()
 
 
 class Folding:
@@ -67,6 +68,22 @@ class Folding:
         self.replace(node.name, node.inputs[0])
 
     # --- Passes ---
+
+    def name_outputs_once(self) -> None:
+        """An output that is an input, or another output as well, gets an op of its own: a clip that clips nothing."""
+        outputs = self.draft.outputs
+        for i, name in enumerate(outputs):
+            source = self.node(name)
+            if name not in outputs[:i] and source is not None and source.kind != "input":
+                continue
+            fresh, number = f"{name}.copy", 1
+            while self.node(fresh) is not None:
+                fresh, number = f"{name}.copy_{number + 1}", number + 1
+            profiles = next(len(node.table) for node in self.nodes if node.table is not None)
+            table = np.tile([-np.inf, np.inf], (profiles, 1))  # (P, 2)
+            shape = self.draft.inputs[name] if source is None else source.shape
+            self.nodes.append(DraftNode(fresh, "clip", [name], shape, table=table))
+            outputs[i] = fresh
 
     def merge_equal(self) -> None:
         """Two nodes that compute the same from the same, such as two layers' quantizers with equal ranges."""

@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from anyprec import __version__
-from anyprec.errors import AnyprecError, ModelFileError, ProfileError, UncalibratedBits, UnsupportedOperation
+from anyprec.errors import AnyprecError, Diverged, ModelFileError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.files import cannot_write, is_special
 from anyprec.format.file import write
 from anyprec.format.graph import Graph, GraphProfile, Op
 from anyprec.format.model_file import ModelFile
 from anyprec.format.planes import nested_planes, separate_planes
 from anyprec.nn.layers import normalize_weights_once
-from anyprec.nn.switching import Setting, any_layers, widths_of
+from anyprec.nn.switching import Setting, any_layers, setting_name, widths_of
 from anyprec.packing.first_last import Image, check_first_last, first_last_grids
 from anyprec.packing.fold import fold
 from anyprec.packing.images import check_example
@@ -203,6 +203,7 @@ def plan_packing(
     at_8_bit = first_last_grids(steps, model, given, settings, image) if first_last == "8bit" else {}
     draft = lower(steps, model, settings, at_8_bit)
     fold(draft)
+    check_finite(draft, steps, settings)
     shape = steps.inputs[0].free_shape
     image_size = steps.size if steps.is_image and steps.free and gives_vectors(steps) else None
     if how is not None and steps.is_image:
@@ -220,7 +221,7 @@ def plan_packing(
         weights=draft.weights,
         ops=tuple(Op(node.name, node.kind, tuple(node.inputs), as_tuples(node.attributes)) for node in draft.nodes),
         outputs=tuple(draft.outputs),
-        tables={node.name: rounded(node.name, node.table) for node in draft.nodes if node.table is not None},
+        tables={node.name: node.table.astype(np.float32) for node in draft.nodes if node.table is not None},
         image_scale=scale,
         image_shift=shift,
         labels=None if labels is None else tuple(labels),
@@ -291,11 +292,26 @@ def as_tuples(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()}
 
 
-def rounded(name: str, table: np.ndarray) -> np.ndarray:
-    if np.isnan(table).any():
-        raise UnsupportedOperation(f"the numbers of {name!r} are not finite; the network has NaN in it")
-    with np.errstate(over="ignore"):
-        return table.astype(np.float32)
+def check_finite(draft: GraphDraft, trace: NetworkTrace, settings: Sequence[Setting]) -> None:
+    """Tables and float weights fit float32, but for the bounds of a clip, which may be infinite."""
+    places = {step.name: step.where for step in trace.steps}
+    users = {node.attributes["weight"]: node for node in draft.nodes if "weight" in node.attributes}
+    tables = [(node, node.table) for node in draft.nodes if node.table is not None]
+    weights = [(users[name], w.values[None]) for name, w in draft.weights.items() if w.values is not None]
+    for node, numbers in (*tables, *weights):
+        good = np.abs(numbers) <= np.finfo(np.float32).max
+        if node.kind == "clip":
+            good |= np.isinf(numbers)
+        if good.all():
+            continue
+        row = int(np.argmin(good.reshape(len(good), -1).all(axis=1)))
+        found = float(numbers[row][~good[row]][0])
+        at = f"at {setting_name(settings[row])} " if node.table is numbers else ""
+        raise Diverged(
+            f"{node.kind}{places.get(node.name, f' {node.name!r}')}: {at}{found:g} is among its numbers (weight, "
+            "scale, bias and the norms around it), which must fit float32; the training has diverged: lower the "
+            "learning rate or clip gradients, and train again"
+        )
 
 
 def gives_vectors(steps: NetworkTrace) -> bool:

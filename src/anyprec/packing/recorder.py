@@ -35,8 +35,13 @@ from anyprec.packing.steps import REFUSED, Refused, Shape, TraceStep
 from anyprec.packing.views import Axis, View
 
 ShortcutKey = tuple[int, int]  # the operation by its number, and which of its shortcuts
+HALF = (torch.float16, torch.bfloat16)
 LEAVES: dict[type[nn.Module], str] = {AnyLayer: "any", AnyActivation: "activation"}
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+# What these make depends on the sizes of a value only, so it is a constant.
+FILLED = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+UNFILLED = ("empty_like", "new_empty", "new_empty_strided")
+OVERWRITES = ("copy", "fill", "zero")  # in place; what was there before does not matter
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: dict[str, Shape] = {}
         self.batch = Axis(1, "batch")
         self.values: Any = WeakTensorKeyDictionary()  # tensor -> View or Unusable
-        self.written: dict[int, Any] = {}  # memory of constants that values were written into; held, so never reused
+        # Memory, held so that it is never reused:
+        self.written: dict[int, tuple[Any, str]] = {}  # of constants that values were written into; by what, and where
+        self.refilled: dict[int, Any] = {}  # of values that became constants: filled in place
+        self.half = any(p.dtype in HALF for p in model.parameters())
         self.decisions: list[str] = []  # where the network looks at values of its input
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
@@ -120,7 +128,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add_constant(self, numbers: Tensor) -> str:
         shape = tuple(numbers.shape) or (1,)
-        constants = {"numbers": numbers.detach().reshape(shape)}
+        constants = {"numbers": numbers.detach().reshape(shape).clone()}  # the network may change it in place later
         return self.add("constant", (), shape, helper=True, constants=constants, attributes={"shape": list(shape)})
 
     def path(self) -> str:
@@ -141,33 +149,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = [] if self.in_leaf else [v for t in tensors_in((args, kwargs)) if (v := self.value_of(t)) is not None]
+        if self.in_leaf:
+            return self.execute(func, args, kwargs)
+        name = operation_name(func)
+        overwrites = name in OVERWRITES and func._schema.is_mutable
+        read = tensors_in((args[1:] if overwrites else args, kwargs))
+        known = [v for t in read if (v := self.value_of(t)) is not None]
+        before = args
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and self.value_of(args[0]) is None:
+            self._keep_numbers(args[0])
+            before = (args[0].clone(), *args[1:])  # a constant, as it is now
         out = self.execute(func, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags and not self.in_leaf:
-            why = Unusable(
-                f"{operation_name(func)}{self.place()} draws random numbers; a packed network gives one answer to one "
-                "image"
-            )
-            self.values.update(dict.fromkeys(tensors_in(out), why))
-            return out
-        if not known:
-            return out
         made = tensors_in(out)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            why = f"{name}{self.place()} draws random numbers; a packed network gives one answer to one image"
+            if func._schema.is_mutable:
+                self._overwrite(made[0], name)
+            self.values.update(dict.fromkeys(made, Unusable(why)))
+            return out
+        if overwrites and not known:
+            self._set_constant(made[0], name)
+        if not known or name in FILLED:
+            return out
+        if name in UNFILLED:
+            why = f"{name}{self.place()}: its numbers are never set; use torch.zeros_like"
+            self.values.update(dict.fromkeys(made, Unusable(why)))
+            return out
         if not made:
-            if operation_name(func) not in ("sym_size", "sym_numel", "is_same_size"):
-                self.decisions.append(
-                    f"the network decides by the values of its input ({operation_name(func)}{self.place()}); a packed "
-                    "one runs the same operations on every image"
-                )
+            if name not in ("sym_size", "sym_numel", "is_same_size"):
+                self.looked_at(name)
             return out
         spoilt = next((v for v in known if isinstance(v, Unusable)), None)
         views: list[View | Unusable | None]
-        views = self._record(func, args, kwargs, made) if spoilt is None else [spoilt] * len(made)
+        views = self._record(func, before, kwargs, made) if spoilt is None else [spoilt] * len(made)
         if func._schema.is_mutable:
-            self._overwrite(made[0], operation_name(func))
+            self._overwrite(made[0], name)
         for tensor, view in zip(made, views, strict=True):
             if view is None:
-                view = Unusable(f"{operation_name(func)}{self.place()}: only its first result has an operation")
+                view = Unusable(f"{name}{self.place()}: only its first result has an operation")
             self.values[tensor] = view
             self.see(view, tensor)
         return out
@@ -209,17 +228,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known: View | Unusable = self.values[tensor]
             return known
         if self.written and tensor.untyped_storage().data_ptr() in self.written:
-            return Unusable("a value is written into a part of a constant; write it with torch.cat or F.pad instead")
+            what = self.written[tensor.untyped_storage().data_ptr()][1]
+            return Unusable(f"{what} writes a value into a part of a constant; use torch.cat or F.pad instead")
         return None
 
     def _overwrite(self, target: Tensor, what: str) -> None:
         """A value changed in place spoils other views of the same memory; mostly nothing reads them any more."""
         storage = target.untyped_storage()
-        if target not in self.values:
-            self.written[storage.data_ptr()] = storage
+        if target not in self.values or storage.data_ptr() in self.refilled:
+            self.written[storage.data_ptr()] = storage, f"{what}{self.place()}"
         for other in list(self.values):
-            if other is not target and other.untyped_storage().data_ptr() == storage.data_ptr():
+            if other is not target and overlaps(other, target):
                 self.values[other] = Unusable(f"{what}{self.place()} changes another view of its input in place")
+
+    def _keep_numbers(self, target: Tensor) -> None:
+        """Before a constant is changed in place: steps that read it have the numbers it had."""
+        place = target.untyped_storage().data_ptr()
+        for step in self.steps.values():
+            for name, numbers in step.constants.items():
+                if numbers.untyped_storage().data_ptr() == place:
+                    step.constants[name] = numbers.clone()
+
+    def _set_constant(self, target: Tensor, what: str) -> None:
+        """Numbers that do not come from the input, written over a tensor: all of a value is a constant then."""
+        if self.value_of(target) is None:
+            return
+        storage = target.untyped_storage()
+        self._overwrite(target, what)
+        if target.numel() * target.element_size() == storage.nbytes():
+            self.values.pop(target, None)
+            self.written.pop(storage.data_ptr(), None)
+            self.refilled[storage.data_ptr()] = storage
+        else:
+            why = f"{what}{self.place()} fills a part of a value; use torch.cat or torch.where instead"
+            self.values[target] = Unusable(why)
+
+    def looked_at(self, what: str, tensor: Tensor | None = None) -> None:
+        """Values leave torch: for Python's `if`, as a list or as an array. Called by rewrites.py too."""
+        if tensor is None or (not self.in_leaf and self.value_of(tensor) is not None):
+            self.decisions.append(
+                f"the network decides by the values of its input ({what}{self.place()}); a packed one runs the same "
+                "operations on every image"
+            )
 
     def place(self) -> str:
         """' in module 'layers.0' (GELU), net.py:12': where the operation at hand was written."""
@@ -283,6 +333,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.in_leaf:
                 return at_bits(*args, **kwargs)
             given = (*args, *kwargs.values())[0]
+            if torch.is_autocast_enabled(given.device.type) and self.value_of(given) is not None:
+                name = type(module).__name__
+                self.decisions.append(
+                    f"{name} in module {self.paths.get(module, '')!r}: autocast rounds values, which has no operation; "
+                    "run it without, in float32"
+                )
             self.leaf_value = self.value_of(given)
             self.in_leaf = True
             self.within.append(module)
@@ -351,6 +407,18 @@ def source_line() -> str:
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def overlaps(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share numbers: the halves that `chunk` makes share memory, but no number."""
+    storage = a.untyped_storage()
+    if storage.data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if a.dtype != b.dtype:
+        return True
+    taken = torch.zeros(storage.nbytes() // a.element_size(), dtype=torch.bool)
+    taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def tensors_in(item: Any) -> list[Tensor]:

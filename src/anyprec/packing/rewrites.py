@@ -1,12 +1,13 @@
 """Rewrites: functions of torch that hide what they compute, replaced by the operations they are. Used by trace.py.
 
 Attention is spelled out instead of one fused kernel, and circular padding joins parts instead of writing into an empty
-tensor. The fused encoder layers of torch.nn are switched off.
+tensor. The fused encoder layers of torch.nn are switched off. Methods that hand a tensor's numbers to Python or numpy
+are no operations, so a Recorder does not see them: they are reported here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,13 +17,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 TORCH_ATTENTION, TORCH_PAD = F.scaled_dot_product_attention, F.pad
+LEAVES_TORCH = {getattr(Tensor, name): name for name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")}
 
 
 class Rewrites(TorchFunctionMode):
-    """Calls of names that were imported before; those that torch's own functions make go to `spelled_out`'s."""
+    """Calls of names that were imported before; those that torch's own functions make go to `spelled_out`'s.
+
+    looked_at: told of methods that read a tensor's numbers outside torch, by name, with the tensor.
+    """
+
+    def __init__(self, looked_at: Callable[[str, Tensor], None]) -> None:
+        super().__init__()
+        self.looked_at = looked_at
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in LEAVES_TORCH:
+            self.looked_at(LEAVES_TORCH[func], args[0])
         if func is TORCH_ATTENTION:
             return attention(*args, **kwargs)
         if func is TORCH_PAD:
@@ -31,12 +42,12 @@ class Rewrites(TorchFunctionMode):
 
 
 @contextmanager
-def spelled_out() -> Iterator[None]:
+def spelled_out(looked_at: Callable[[str, Tensor], None]) -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     F.scaled_dot_product_attention, F.pad = attention, pad
     try:
-        with Rewrites():
+        with Rewrites(looked_at):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

@@ -7,8 +7,8 @@ no care, and whatever does not come from the input is a constant. Two calls are 
 by their type, so what a subclass, a hook or a replaced forward adds is recorded like anything else.
 
 It runs once in every profile: the operations must be the same, their constants (those of a switched norm) may differ.
-A run on fewer images, with other random numbers, shows constants that are none. Runs at two more sizes show whether the
-network takes any size (`NetworkTrace.free`), and which value a resized map takes its size from.
+A run on fewer images, with other random numbers and after another run, shows constants that are none. Runs at two more
+sizes show whether the network takes any size (`NetworkTrace.free`), and which value a resized map takes its size from.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def trace(model: nn.Module, example: Example, settings: Sequence[Setting]) -> Ne
         barred |= unlike
     for setting, run in zip(settings, every, strict=True):
         _check_same(first.steps, run.steps, settings[0], setting)
-    _check_constant(first.steps, run_at(model, settings[0], fewer(example), OTHER_SEED, barred).steps)
+    _check_constant(first.steps, run_at(model, settings[0], fewer(example), OTHER_SEED, barred, again=True).steps)
     all_numbers = [
         replace(step, at=tuple(run.steps[number].constants for run in every)) for number, step in enumerate(first.steps)
     ]
@@ -156,9 +156,10 @@ def run_at(
     example: Example,
     seed: int | None = None,
     barred: Collection[ShortcutKey] = frozenset(),
+    again: bool = False,
 ) -> Run:
     with bits(model, setting):
-        return run_recorded(model, example, Recorder(model, barred=barred), seed)
+        return run_recorded(model, example, Recorder(model, barred=barred), seed, again)
 
 
 def found_problems(model: nn.Module, example: Example) -> list[str]:
@@ -167,12 +168,14 @@ def found_problems(model: nn.Module, example: Example) -> list[str]:
     lines = problems(recorder, outputs_of(model, example, recorder))
     if not lines:  # what shows once there is a second run
         run = run_recorded(model, example, Recorder(model))
-        _check_constant(run.steps, run_recorded(model, fewer(example), Recorder(model), OTHER_SEED).steps)
+        _check_constant(run.steps, run_recorded(model, fewer(example), Recorder(model), OTHER_SEED, True).steps)
     return lines
 
 
-def run_recorded(model: nn.Module, example: Example, recorder: Recorder, seed: int | None = None) -> Run:
-    made = outputs_of(model, example, recorder, seed)
+def run_recorded(
+    model: nn.Module, example: Example, recorder: Recorder, seed: int | None = None, again: bool = False
+) -> Run:
+    made = outputs_of(model, example, recorder, seed, again)
     if errors := problems(recorder, made):
         raise UnsupportedOperation(summary(errors))
     outputs, format_3 = _outputs(recorder, made)
@@ -185,14 +188,23 @@ def run_recorded(model: nn.Module, example: Example, recorder: Recorder, seed: i
     return Run(steps, outputs, made, inputs, added, dict(recorder.shortcuts))
 
 
-def outputs_of(model: nn.Module, example: Example, recorder: Recorder, seed: int | None = None) -> list[Tensor]:
-    """The tensors a recorded run gives."""
-    recorder.start(dict(zip(example.values, example.tensors, strict=True)))
-    with preserve_state(model), torch.no_grad(), watched(model, recorder), spelled_out(), recorder:
-        if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed)
-        output = run_call(model, example.call(), "the example")
+def outputs_of(
+    model: nn.Module, example: Example, recorder: Recorder, seed: int | None = None, again: bool = False
+) -> list[Tensor]:
+    """The tensors a recorded run gives. again: it is the second one, so that buffers which each run changes differ.
+
+    The network gets copies: some change their input in place.
+    """
+    tensors = [t.clone() for t in example.tensors]
+    recorder.start(dict(zip(example.values, tensors, strict=True)))
+    with preserve_state(model), torch.no_grad():
+        if again:
+            run_call(model, example.call([t.clone() for t in tensors]), "the example")
+        with watched(model, recorder), spelled_out(recorder.looked_at), recorder:
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)
+            output = run_call(model, example.call(tensors), "the example")
     made = tensors_in(output)
     if not made:
         raise UnsupportedOperation(f"the network returns a {type(output).__name__} without tensors; nothing to pack")
@@ -208,6 +220,9 @@ def _outputs(recorder: Recorder, made: list[Tensor]) -> tuple[tuple[str, ...], b
     if not format_3 and any(step.needs_format_3 for name, step in recorder.steps.items() if name not in before):
         recorder.steps, format_3 = before, True
         outputs = tuple(recorder.output(t, False) for t in made)
+    for name, tensor in zip(outputs, made, strict=True):
+        if name in recorder.inputs and not tensor.is_floating_point():
+            raise UnsupportedOperation(f"an output of the network is its input {name!r}, which is whole numbers")
     return outputs, format_3
 
 
@@ -323,6 +338,11 @@ def example_of(model: nn.Module, example: Any) -> Example:
         raise DataError(
             f"the example holds these tensors: {shapes}; pack needs one or several with the images of a batch as their "
             "first dimension, such as (N, C, H, W)"
+        )
+    if (first := next(iter(given.values()))).dim() == 4 and not first.is_floating_point():
+        raise DataError(
+            f"the example is {shapes}; images are float numbers: give them as the network computes with them, and "
+            "pack(image=...) says how uint8 pixels become that"
         )
     home = next((p for p in model.parameters() if p.is_floating_point()), None)
     tensors = []

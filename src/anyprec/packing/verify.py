@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anyprec.errors import InputError, VerificationFailed
+from anyprec.errors import InputError, UnsupportedOperation, VerificationFailed
 from anyprec.format.graph import Graph
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.observe import preserve_state, run_call
@@ -32,7 +32,7 @@ from anyprec.packing.answers import Mismatch, PackedAnswers, open_answers
 from anyprec.packing.images import SEED, noise
 from anyprec.packing.lower import ComparisonPoint, GraphDraft
 from anyprec.packing.operations import operation_name
-from anyprec.packing.recorder import Recorder
+from anyprec.packing.recorder import Recorder, tensors_in
 from anyprec.packing.steps import Example, NetworkTrace, TraceStep
 from anyprec.packing.trace import at_length, run_recorded
 from anyprec.packing.views import Axis, View
@@ -210,7 +210,12 @@ class GuidedRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 def largest_outputs(output: Tensor) -> Tensor:
-    """The answers: of classes (N, C) and maps (N, C, H, W) along C, of sequences (N, L, C) along the last."""
+    """The answers: of classes (N, C) and maps (N, C, H, W) along C, of sequences (N, L, C) along the last.
+
+    Of single numbers (N,): whether they are above zero.
+    """
+    if output.dim() == 1:
+        return output > 0
     return output.argmax(-1 if output.dim() == 3 else 1)
 
 
@@ -288,6 +293,7 @@ def verify(model: nn.Module, path: Path, plan: VerificationPlan) -> Verification
             answers = open_answers(path, plan.graph, list(dict.fromkeys(p.value for p in plan.points.values())), probe)
             for row in range(len(plan.settings)):
                 found[plan.graph.profiles[row].name] = check_profile(model, answers, plan, row)
+            check_one_image(model, answers, plan)
             other = check_other_size(model, answers, plan) if trace.free else None
         finally:
             probe.unlink(missing_ok=True)
@@ -388,6 +394,22 @@ def check_other_size(model: nn.Module, answers: PackedAnswers, plan: Verificatio
     return None
 
 
+def check_one_image(model: nn.Module, answers: PackedAnswers, plan: VerificationPlan) -> None:
+    """One image by itself, in one profile. Networks that need more than one, or give it another rank, are let be."""
+    row = max((r for r, setting in enumerate(plan.settings) if setting != FLOAT), default=0)
+    one = replace(plan.trace.example, tensors=tuple(t[:1] for t in plan.trace.example.tensors))
+    try:
+        guided_run(model, answers, plan, row, one)
+    except Mismatch as apart:  # perhaps only recorded in other steps: torch does some things otherwise for one image
+        if accepts(model, plan, row, one) and answers_differ(model, plan, row, one):
+            raise UnsupportedOperation(
+                f"the network answers one image by itself otherwise than in a batch (first at {apart}); a packed one "
+                "gives one answer to one image"
+            ) from None
+    except (ValueError, AssertionError):
+        pass
+
+
 def other_inputs(trace: NetworkTrace) -> Iterator[tuple[tuple[int, ...], Example]]:
     """Two images, or two sequences, of other sizes."""
     tensors = [t[:2].cpu() for t in trace.example.tensors]  # a batch of 1 is the same as no batch at all
@@ -416,6 +438,17 @@ def accepts(model: nn.Module, plan: VerificationPlan, row: int, example: Example
     except (ValueError, AssertionError):
         return False
     return True
+
+
+def answers_differ(model: nn.Module, plan: VerificationPlan, row: int, one: Example) -> bool:
+    """Whether the module gives the first image other outputs by itself than in the batch, by over a hundredth."""
+    made = []
+    for example in (one, plan.trace.example):
+        tensors = [t.to(in_type_of(model, t)).clone() for t in example.tensors]
+        with bits(model, plan.settings[row]), torch.no_grad(), preserve_state(model):
+            made.append(tensors_in(run_call(model, example.call(tensors), "the example")))
+    pairs = [(alone.flatten(), batch[:1].flatten()) for alone, batch in zip(*made, strict=True)]
+    return any(a.numel() != b.numel() or float((a - b).abs().max()) > 0.01 * float(b.abs().max()) for a, b in pairs)
 
 
 def smaller_size(size: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 
 from anyprec import _native
+from anyprec.errors import UnsupportedIsa
 
 
 def cpu_name() -> str:
@@ -20,6 +21,17 @@ def cpu_name() -> str:
 def cpu_features() -> tuple[str, ...]:
     """What both CPU and operating system support, named as in /proc/cpuinfo: ('avx2', 'fma', ...)."""
     return tuple(_native.cpu_features())
+
+
+def usable_isas() -> list[str]:
+    """Levels that are built in and run on this CPU, slowest first; "scalar" is always among them."""
+    usable = []
+    for level in _native.built_isas():
+        try:
+            usable.append(_native.choose_isa(level, _native.cpu_features()))
+        except UnsupportedIsa:
+            continue
+    return usable
 
 
 def isa() -> str:

@@ -11,6 +11,14 @@ import platform
 
 from anyprec import __version__
 
+# What fewer bits save, by instruction set (docs/internals/kernels.md); others: time as well.
+SAVINGS = {
+    "amx": "fewer bits save file, download and memory, not multiplications: 2 to 8 bit all run as int8 matrices",
+    "dotprod": "fewer bits save memory and download; 2 to 8 bit multiply equally fast, 1 bit faster",
+    "i8mm": "fewer bits save memory and download; 2 to 8 bit multiply equally fast, 1 bit faster",
+    "scalar": "fewer bits save memory and download, not time: all widths run the same loop",
+}
+
 
 def collect() -> dict[str, str | int | list[str] | None]:
     found: dict[str, str | int | list[str] | None] = {
@@ -28,7 +36,9 @@ def collect() -> dict[str, str | int | list[str] | None]:
         return found
     found["cpu"] = cpu.cpu_name()
     found["features"] = list(cpu.cpu_features())
-    found["isa"] = cpu.isa()
+    found["isas"] = cpu.usable_isas()
+    found["isa"] = isa = cpu.isa()
+    found["bits"] = SAVINGS.get(isa, "fewer bits save time, memory and download")
     return found
 
 

@@ -112,7 +112,10 @@ class PackedModel:
         self.check_finite = check_finite
         self._chosen: str | None = None  # a profile's name (or RANDOM), once the user has chosen one
         self._used = threading.local()
-        self._cascade_pays: bool | None = None  # on this machine; None until "auto" is used
+        # Its time over that of its last stage, on this machine; None until "auto" is used.
+        self._cascade_ratio: float | None = None
+        # Whether bits="auto" runs its stages even where that saves no time. A server decides by times of its own.
+        self.always_cascade = False
         # Who draws. The system's randomness, for a width that can be foreseen is no defense; `random.Random(seed)`
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
@@ -216,6 +219,11 @@ class PackedModel:
         if self._cascade is None:
             self._cascade = Cascade.from_text(self._source.cascade, self.profiles)
         return self._cascade
+
+    @property
+    def has_cascade(self) -> bool:
+        """Whether the file has one, so that bits="auto" can run."""
+        return self._source.cascade is not None and AUTO not in self._numbers
 
     def _is_auto(self, bits: object) -> bool:
         return isinstance(bits, str) and bits == AUTO and AUTO not in self._numbers
@@ -327,7 +335,7 @@ class PackedModel:
         Vectors come out as (N, C), maps in the layout of the input, values of other than three axes as they are;
         several outputs as a tuple.
         """
-        native = self._engine
+        self._engine  # noqa: B018  # a closed model says so first
         beyond = len(inputs) == len(self._inputs) + 1
         if inputs and (beyond or inputs[-1] is None or isinstance(inputs[-1], (int, str, np.integer))):
             bits = inputs[-1] if bits is None else bits  # type: ignore[assignment]
@@ -345,34 +353,29 @@ class PackedModel:
         if not count:  # one image of zeros is run, for its shape and every complaint there may be
             arrays = [np.zeros((1, *x.shape[1:]), x.dtype) for x in arrays]
 
-        def run(parts: Sequence[np.ndarray], profile: str) -> list[np.ndarray]:
-            number = self._numbers[profile]
-            return native.run(parts, number, threads, layout == "NCHW", self.check_finite, cancel)
-
-        made = self._run_cascade(arrays, run, threshold, count) if is_auto else run(arrays, name)
+        passes = Passes(self, arrays, threads, layout, cancel)
+        made = self._run_cascade(passes, threshold, count) if is_auto else passes.run(name)
         outputs = tuple(_shaped(y[:count], layout, single) for y in made)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _run_cascade(
-        self, arrays: list[np.ndarray], run: answering.Run, threshold: float | None, count: int
-    ) -> list[np.ndarray]:
+    def _run_cascade(self, passes: Passes, threshold: float | None, count: int) -> list[np.ndarray]:
         """The file's cascade; with a threshold of the caller's, whether it saves time or not."""
         cascade = self.cascade
         if threshold is not None:
             cascade = answering.with_threshold(cascade, threshold)
-        else:
-            if self._cascade_pays is None:
-                self._cascade_pays, ratio = answering.pays(cascade, [x[:1] for x in arrays], run)
-                if not self._cascade_pays:
+        elif not self.always_cascade:
+            if self._cascade_ratio is None:
+                self._cascade_ratio = answering.time_ratio(cascade, passes.first_image())
+                if self._cascade_ratio > answering.PAYS:
                     warnings.warn(
-                        f"fewer bits save no time here ({self.isa}): the cascade would take {ratio:.2f} of the time of "
-                        f"{cascade.last} bit, so bits='auto' stays at {cascade.last}",
+                        f"fewer bits save no time here ({self.isa}): the cascade would take {self._cascade_ratio:.2f} "
+                        f"of the time of {cascade.last} bit, so bits='auto' stays at {cascade.last}",
                         stacklevel=3,
                     )
-            if not self._cascade_pays:
+            if self._cascade_ratio > answering.PAYS:
                 self._used.name, self._used.stages = cascade.last, (_as_bits(cascade.last),) * count
-                return list(run(arrays, cascade.last))
-        outputs, stopped = answering.answer(cascade, arrays, run)
+                return passes.run(cascade.last)
+        outputs, stopped = answering.answer(cascade, len(passes.arrays[0]), passes)
         names = [_as_bits(stage.profile) for stage in cascade.stages]
         self._used.name, self._used.stages = AUTO, tuple(names[i] for i in stopped[:count])
         return outputs
@@ -553,6 +556,43 @@ class PackedModel:
         if self.closed:
             return f"PackedModel({self._source.name!r}, closed)"
         return f"PackedModel({self.name!r}, bits={self.bits}, profiles={', '.join(self.profiles)}, isa={self.isa})"
+
+
+class Passes:
+    """The runs of one call, for answering.py: the first over all inputs, later ones over some of them.
+
+    What no profile changes, such as a float stem, is computed by the first and kept for the others.
+    """
+
+    def __init__(
+        self, model: PackedModel, arrays: list[np.ndarray], threads: int, layout: str, cancel: CancelToken | None = None
+    ) -> None:
+        self.model, self.arrays, self.threads, self.layout, self.cancel = model, arrays, threads, layout, cancel
+        self._native = model._engine
+        self._kept: _native.KeptRun | None = None
+
+    def first_image(self) -> Passes:
+        return Passes(self.model, [x[:1] for x in self.arrays], self.threads, self.layout, self.cancel)
+
+    def run(self, profile: str) -> list[np.ndarray]:
+        """All inputs, and nothing kept."""
+        model = self.model
+        number = model._numbers[profile]
+        return self._native.run(
+            self.arrays, number, self.threads, self.layout == "NCHW", model.check_finite, self.cancel
+        )
+
+    def begin(self, profile: str) -> list[np.ndarray]:
+        model = self.model
+        outputs, self._kept = self._native.run_keeping(
+            self.arrays, model._numbers[profile], self.threads, self.layout == "NCHW", model.check_finite, self.cancel
+        )
+        return outputs
+
+    def go_on(self, rows: np.ndarray, profile: str) -> list[np.ndarray]:
+        """These inputs, by their numbers, from what `begin` has kept."""
+        assert self._kept is not None
+        return self._kept.run(rows, self.model._numbers[profile], self.threads, self.cancel)
 
 
 def _reopen(source: ModelSource, settings: tuple[Any, ...]) -> PackedModel:

@@ -43,8 +43,7 @@ WANTED = "give a path, a Pillow image, an array, or a list of those"
 def predict(
     model: PackedModel, x: Any, bits: Bits | None, top: int, layout: str | None, threads: int | None
 ) -> Answer | list[Answer]:
-    if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
-        raise InputError(f"top={top!r} is not a number of classes; give 1 or more")
+    check_top(top)
     if layout is not None and layout not in LAYOUTS:
         raise InputError(f"layout={layout!r} is not known; choose 'NCHW' or 'NHWC'")
     if not takes_arrays_only(model) and (warning := missing_preprocessing(model, None)):
@@ -60,6 +59,11 @@ def predict(
     return next(answers(model, [x], bits, top, layout, threads))
 
 
+def check_top(top: object) -> None:
+    if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
+        raise InputError(f"top={top!r} is not a number of classes; give 1 or more")
+
+
 def answers(
     model: PackedModel, items: Sequence[Any] | Array, bits: Bits | None, top: int, layout: str | None,
     threads: int | None,
@@ -68,10 +72,17 @@ def answers(
     step = 1 if is_random(model.bits if bits is None else bits) else BATCH
     for first in range(0, len(items), step):
         images = [pixels(model, item, layout) for item in items[first : first + step]]
-        for _, group in groupby(images, key=lambda image: (image.shape, image.dtype)):
-            y = model(np.stack(list(group)), bits, layout="NHWC", threads=threads)
-            for scores in y[0] if isinstance(y, tuple) else y:
-                yield answer(model, scores, top)
+        yield from answers_of_pixels(model, images, bits, top, threads)
+
+
+def answers_of_pixels(
+    model: PackedModel, images: Sequence[Array], bits: Bits | None, top: int, threads: int | None = None
+) -> Iterator[Answer]:
+    """Of images (H, W, C) that `pixels` has made, in order; neighbors of one size run together."""
+    for _, group in groupby(images, key=lambda image: (image.shape, image.dtype)):
+        y = model(np.stack(list(group)), bits, layout="NHWC", threads=threads)
+        for scores in y[0] if isinstance(y, tuple) else y:
+            yield answer(model, scores, top)
 
 
 def answer(model: PackedModel, y: Array, top: int) -> Answer:

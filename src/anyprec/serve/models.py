@@ -23,12 +23,12 @@ from anyprec.errors import AnyprecError, ServeError, TruncatedFile
 from anyprec.format import INPUT, ModelFile
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
-from anyprec.run.model import PackedModel, load
+from anyprec.run.model import AUTO, PackedModel, load
 from anyprec.serve.connections.cores import pin_thread
 from anyprec.serve.http.protocol import ModelSignature, TensorMetadata
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.scheduling.answer import Deliver, call_each
-from anyprec.serve.scheduling.engine import measure_latency
+from anyprec.serve.scheduling.engine import ServedLevels, measure_latency, served_levels
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Scheduler
 
@@ -46,6 +46,7 @@ class Settings:
     slo_s: float = 0.05
     policy: str = "adaptive"
     bits: int | str | None = None  # with the policy "fixed"
+    levels: tuple[str, ...] | None = None  # widths, plans and "auto" to serve; None: all of the file
     layout: str = "NCHW"
     threads: int = 1  # per call
     engine_threads: int = 1
@@ -63,9 +64,10 @@ class LoadedModel:
     model: PackedModel
     scheduler: Scheduler
     signature: ModelSignature
-    accuracies: Mapping[str, float | None]
+    accuracies: Mapping[str, float | None]  # of all levels served, in percent
     stamp: Stamp
     since: float  # Unix time
+    layers: LayerBits
 
     def output_shapes(self, x: np.ndarray) -> list[tuple[int, ...]]:
         """Shapes of all outputs for this input, known before it runs."""
@@ -76,10 +78,30 @@ class LoadedModel:
         return self.model.output_shapes(len(x), height, width)
 
 
-MakeScheduler = Callable[[PackedModel, Settings, Deliver], Scheduler]
+@dataclass(frozen=True)
+class LayerBits:
+    """Weight bits of every layer that has some, at each level; of a cascade those of each stage."""
+
+    names: tuple[str, ...]
+    bits: Mapping[str, tuple[tuple[int, ...], ...]]  # level -> stage -> layer
 
 
-def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> Scheduler:
+def layer_bits(file: ModelFile, model: PackedModel) -> LayerBits:
+    """In the order of the graph. Layers of fixed bits are not among them."""
+    used = [op.get("weight") for op in file.graph_json["ops"]]
+    names = tuple(dict.fromkeys(name for name in used if name in file.quantized and name not in file.fixed))
+    bits: dict[str, tuple[tuple[int, ...], ...]] = {
+        p.name: (tuple(p.weight_bits(name) for name in names),) for p in file.profiles
+    }
+    if model.has_cascade:
+        bits[AUTO] = tuple(bits[stage.profile][0] for stage in model.cascade.stages)
+    return LayerBits(names, bits)
+
+
+MakeScheduler = Callable[[PackedModel, ServedLevels, Settings, Deliver], Scheduler]
+
+
+def make_scheduler(model: PackedModel, levels: ServedLevels, settings: Settings, deliver: Deliver) -> Scheduler:
     """Measure the latency table, for at most about warm_up_s seconds, and start the scheduler."""
     with Progress(f"measure {model.name}", unit="cell") as progress:
         table = measure_latency(
@@ -89,6 +111,7 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
             threads=settings.threads,
             seconds=settings.warm_up_s,
             progress=progress,
+            levels=levels,
         )
     scheduler = Scheduler(
         model,
@@ -100,6 +123,7 @@ def make_scheduler(model: PackedModel, settings: Settings, deliver: Deliver) -> 
         engine_threads=settings.engine_threads,
         threads_per_call=settings.threads,
         cores=settings.cores,
+        levels=levels,
         deliver=deliver,
     )
     scheduler.start()
@@ -165,8 +189,9 @@ class ModelRepository:
             stamp = None
             try:
                 stamp = stamp_of(served.path)
-                model, signature, stamp = open_model(served.path, self.settings)
-                self._take_over(served, before, model, signature, stamp)
+                opened = open_model(served.path, self.settings)
+                stamp = opened.stamp
+                self._take_over(served, before, opened)
             except AnyprecError:
                 served.refused = stamp
                 self.on_load(served.name, False)
@@ -177,24 +202,19 @@ class ModelRepository:
             served.refused = served.seen = None
             self.on_load(served.name, True)
 
-    def _take_over(
-        self,
-        served: ServedModel,
-        before: LoadedModel | None,
-        model: PackedModel,
-        signature: ModelSignature,
-        stamp: Stamp,
-    ) -> None:
-        accuracies = {name: model.accuracy(name) for name in model.profiles}
+    def _take_over(self, served: ServedModel, before: LoadedModel | None, opened: OpenedModel) -> None:
+        model, levels, signature = opened.model, opened.levels, opened.signature
         if before is not None and before.signature == signature:
-            before.scheduler.replace_model(model)  # queued requests are answered by the new file
+            before.scheduler.replace_model(model, levels=levels)  # queued requests are answered by the new file
             scheduler = before.scheduler
         else:
             # Queued requests may have another shape, or name a width the new file lacks: the old file answers them.
-            scheduler = self.make(model, self.settings, self.deliver)
+            scheduler = self.make(model, levels, self.settings, self.deliver)
             if before is not None:
                 carry_policy(before.scheduler, scheduler)
-        served.now = LoadedModel(model, scheduler, signature, accuracies, stamp, time.time())
+        served.now = LoadedModel(
+            model, scheduler, signature, levels.accuracies, opened.stamp, time.time(), opened.layers
+        )
         if before is not None and scheduler is not before.scheduler:
             self._drain_aside(before.scheduler)
 
@@ -273,7 +293,16 @@ def carry_policy(old: Scheduler, new: Scheduler) -> None:
         new.set_policy(*old.policy)
 
 
-def open_model(path: str, settings: Settings) -> tuple[PackedModel, ModelSignature, Stamp]:
+@dataclass(frozen=True)
+class OpenedModel:
+    model: PackedModel
+    levels: ServedLevels
+    signature: ModelSignature
+    stamp: Stamp
+    layers: LayerBits
+
+
+def open_model(path: str, settings: Settings) -> OpenedModel:
     """Read the file twice, by the format and by the engine; both must have seen the same version."""
     for _ in range(5):
         stamp = stamp_of(path)
@@ -281,20 +310,22 @@ def open_model(path: str, settings: Settings) -> tuple[PackedModel, ModelSignatu
             if file.size != file.total:
                 raise TruncatedFile(f"{path} has {file.size:,} of its {file.total:,} bytes; fetch it again")
             shapes = {name: tuple(file.checked.values[name]) for name in file.graph_json["outputs"]}
-        model = load(
-            path,
-            threads=settings.threads,
-            layout=settings.layout,
-            memory_budget=settings.memory_budget,
-            verify=True,
-        )
+            model = load(
+                path,
+                threads=settings.threads,
+                layout=settings.layout,
+                memory_budget=settings.memory_budget,
+                verify=True,
+            )
+            layers = layer_bits(file, model)
         if stamp_of(path) == stamp:
             if model.takes_uint8 and model.preprocessing is None:
                 log.warning(
                     "the model file does not say how its training prepared pictures: /classify may answer wrongly",
                     path=path, pack_again="anyprec pack, or image=anyprec.Preprocessing(...)",
                 )  # fmt: skip
-            return model, signature_of(model, shapes, settings), stamp
+            levels = served_levels(model, settings.levels)
+            return OpenedModel(model, levels, signature_of(model, levels, shapes, settings), stamp, layers)
     raise ServeError(f"{path} changes all the time; replace it by renaming a finished file")
 
 
@@ -307,7 +338,9 @@ def stamp_of(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]], settings: Settings) -> ModelSignature:
+def signature_of(
+    model: PackedModel, levels: ServedLevels, outputs: Mapping[str, Sequence[int | None]], settings: Settings
+) -> ModelSignature:
     height, width, channels = model.input_shape
     if height == width == 1:
         shape: tuple[int, ...] = (-1, channels)
@@ -321,7 +354,7 @@ def signature_of(model: PackedModel, outputs: Mapping[str, Sequence[int | None]]
             for name, (h, w, c) in outputs.items()
         ),
         labels=model.labels,
-        profiles=model.profiles,
+        levels=levels.names,
         layout=settings.layout,
         max_batch=settings.limits.max_batch,
         max_pixels=settings.max_pixels,
@@ -371,8 +404,8 @@ def metadata(name: str, loaded: LoadedModel, settings: Settings) -> dict[str, An
         "parameters": {
             "layout": signature.layout,
             "datatypes": list(signature.datatypes),
-            "widths": list(loaded.model.widths),
-            "profiles": list(signature.profiles),
+            "widths": [int(name) for name in signature.levels if name.isdigit()],
+            "levels": list(signature.levels),
             "accuracy": dict(loaded.accuracies),
             "image_size": None if signature.image_size is None else list(signature.image_size),
             "preprocessing": None if signature.preprocessing is None else signature.preprocessing.to_dict(),

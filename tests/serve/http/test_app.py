@@ -519,8 +519,8 @@ class Asgi:
 def test_any_asgi_server_will_do(model_path):
     """Without our connection: the application sees by itself that a client is gone."""
 
-    def make(model, settings, deliver):
-        return make_scheduler(SlowModel(model, 0.05), settings, deliver)
+    def make(model, levels, settings, deliver):
+        return make_scheduler(SlowModel(model, 0.05), levels, settings, deliver)
 
     app = make_app({"net": str(model_path)}, Settings(slo_s=2.0, warm_up_s=0.01), make=make)
     app.models.load_all()

@@ -139,7 +139,7 @@ def test_an_image_can_be_dragged_for_a_while_and_dropped(browser, server):
     )
     state = browser.execute_script("return last.time")
     wait(browser, lambda: browser.execute_script("return last.time") >= state + 2)  # drawn anew meanwhile
-    assert browser.find_element(By.ID, "drop").text.startswith("One image, every width")
+    assert browser.find_element(By.ID, "drop").text.startswith("One image, every level")
     browser.execute_script(
         "document.body.dispatchEvent(new DragEvent('drop', {dataTransfer: window.moved, bubbles: true}))"
     )
@@ -310,5 +310,7 @@ def test_nothing_comes_from_elsewhere():
 
 def test_what_the_page_reads_is_there(server):
     seen = ask(server.port, "GET", "/v2/models/net/live?seconds=3").json
-    assert {"time", "target_ms", "widths", "seconds", "precision", "queue", "window", "condition"} <= set(seen)
+    assert {"time", "target_ms", "levels", "layers", "seconds", "precision", "queue", "window", "condition"} <= set(
+        seen
+    )
     assert [second["ago"] for second in seen["seconds"]] == [3, 2, 1]

@@ -26,7 +26,7 @@ SIGNATURE = ModelSignature(
     takes_uint8=True,
     outputs=(TensorMetadata("head", "FP32", (-1, 3)), TensorMetadata("map", "FP32", (-1, 2, 4, 4))),
     labels=("cat", "dog", "bird"),
-    profiles=("1", "2", "8", "fast"),
+    levels=("1", "2", "8", "fast"),
     max_batch=4,
     max_pixels=64,
 )

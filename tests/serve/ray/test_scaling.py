@@ -25,7 +25,7 @@ def stats(rate=0.0, answers=None, attainment=1.0, policy="adaptive", bits=None):
     return {
         "rate": rate,
         "table": {"ms": TABLE},
-        "levels": [{"profile": "1", "accuracy": 88.0}, {"profile": "8", "accuracy": 93.0}],
+        "levels": [{"name": "1", "accuracy": 88.0}, {"name": "8", "accuracy": 93.0}],
         "slo_ms": 50.0,
         "policy": policy,
         "bits": bits,

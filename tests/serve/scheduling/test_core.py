@@ -152,7 +152,7 @@ def test_mixed_bits_are_weighed_when_looking_ahead():
 
 def test_a_width_that_a_narrower_one_beats_runs_when_asked_for():
     d = SchedulerCore({"1": 60.0, "2": 70.0, "8": 69.0}, LatencyTable({p: TIMES[p] for p in ("1", "2", "8")}), slo=0.02)
-    assert [level.profile for level in d.levels] == ["1", "2"]
+    assert [level.name for level in d.levels] == ["1", "2"]
     d.arrive(request(1000, min_bits=4), 0.0)
     assert d.next(0.0).level.bits == 8
     d.arrive(request(1000, bits=8), 0.0)
@@ -243,7 +243,7 @@ def test_a_new_model_keeps_the_queue():
     d = core()
     d.arrive(request(1000), 0.0)
     d.set_table({"2": 90.0}, LatencyTable({"2": {1: 0.001}}))
-    assert d.next(0.0).level.profile == "2"
+    assert d.next(0.0).level.name == "2"
 
 
 def test_refusals_raise_the_price_of_time_unless_nothing_could_have_helped():

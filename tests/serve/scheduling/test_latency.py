@@ -165,7 +165,8 @@ def test_a_large_batch_is_no_slower_than_its_images_one_by_one():
 def test_tables_from_files(tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"ms": {"8": {"1": 2.5, "8": 16}, "1": {"1": 1}}, "accuracy": {"8": 93.9}}))
-    times, accuracies = read_table(path)
+    times, accuracies, cascades = read_table(path)
+    assert cascades == {}
     assert times == {"8": {1: 0.0025, 8: 0.016}, "1": {1: 0.001}}
     assert accuracies == {"8": 93.9, "1": None}
 

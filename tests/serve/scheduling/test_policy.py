@@ -14,7 +14,7 @@ from anyprec.serve.scheduling.policy import (
     Level,
     PolicyInput,
     largest_batch,
-    levels_of,
+    pareto_front,
     possible_batches,
     uniform_fits,
     weighted_fits,
@@ -33,8 +33,12 @@ def table(fixed=0.0, **each):
     return found
 
 
+def front(accuracies, of):
+    return pareto_front(of.levels, accuracies, of)
+
+
 def levels(of=None):
-    return levels_of(ACCURACIES, of or table())
+    return front(ACCURACIES, of or table())
 
 
 def state(deadlines_ms, of=None, **more):
@@ -46,7 +50,7 @@ def state(deadlines_ms, of=None, **more):
 
 def chosen(policy, s):
     choice = policy.choose(s, levels(s.table))
-    return choice.level.profile, choice.images
+    return choice.level.name, choice.images
 
 
 def test_alone_a_request_gets_all_the_bits_its_deadline_has_room_for():
@@ -80,9 +84,9 @@ def test_margin_and_engines():
 
 
 def test_fixed_and_accuracy_first():
-    only = [level for level in levels() if level.profile == "4"]
+    only = [level for level in levels() if level.name == "4"]
     choice = Fixed().choose(state([7.0] * 5), only)
-    assert (choice.level.profile, choice.images) == ("4", 2)
+    assert (choice.level.name, choice.images) == ("4", 2)
     assert chosen(AccuracyFirst(), state([8.5] * 5)) == ("8", 2)  # does not look behind the first
     assert chosen(AccuracyFirst(), state([2.5] * 5)) == ("2", 1)
     assert chosen(AccuracyFirst(), state([0.5] * 5)) == ("1", 1)
@@ -157,7 +161,7 @@ def test_whatever_is_chosen_keeps_every_deadline_if_that_can_be(deadlines, fixed
     assert 1 <= choice.images <= len(deadlines)
     possible = [(level, possible_batches(s, level, larger=True)) for level in levels(of)]
     if any(batches for _, batches in possible):
-        each = of.typical(choice.level.profile, choice.images)
+        each = of.typical(choice.level.name, choice.images)
         assert uniform_fits(s, choice.images, each, each)
     else:
         assert choice.level == levels(of)[0]
@@ -196,20 +200,20 @@ def test_largest_holds_the_first_request_whole():
 
 
 def test_levels_are_those_that_no_other_beats():
-    assert [level.profile for level in levels()] == ["1", "2", "4", "8"]
+    assert [level.name for level in levels()] == ["1", "2", "4", "8"]
     same_kernel = table(b8=4.0, b7=4.01, b4=3.0, b3=3.02, b1=1.0)
     accuracies = {"8": 94.0, "7": 94.0, "4": 93.9, "3": 93.5, "1": 92.0}
-    assert [level.profile for level in levels_of(accuracies, same_kernel)] == ["1", "4", "8"]
+    assert [level.name for level in front(accuracies, same_kernel)] == ["1", "4", "8"]
     best_at_two = {"8": 93.8, "4": 93.95, "2": 93.97, "1": 92.15}  # as on CIFAR-10 in the paper
-    assert [level.profile for level in levels_of(best_at_two, table())] == ["1", "2"]
+    assert [level.name for level in front(best_at_two, table())] == ["1", "2"]
 
 
 def test_without_accuracies_the_width_stands_for_them_and_float_is_left_out():
     times = {p: {1: ms} for p, ms in {"1": 1.0, "8": 3.0, "32": 9.0, "mixed": 2.0}.items()}
-    found = levels_of({}, LatencyTable(times))
-    assert [level.profile for level in found] == ["1", "8"]
+    found = front({}, LatencyTable(times))
+    assert [level.name for level in found] == ["1", "8"]
     assert found[0].accuracy == 75.0 and found[0].bits == 1
-    found = levels_of({"mixed": 99.0}, LatencyTable(times))
+    found = front({"mixed": 99.0}, LatencyTable(times))
     assert [level.bits for level in found] == [1, "mixed", 8]
     with pytest.raises(ServeError, match="needs a width of 1"):
-        levels_of({}, LatencyTable({"32": {1: 1.0}}))
+        front({}, LatencyTable({"32": {1: 1.0}}))

@@ -19,7 +19,7 @@ from anyprec.errors import (
     ServeError,
     UnsupportedBits,
 )
-from anyprec.serve.scheduling.engine import accuracies, example, measure_latency
+from anyprec.serve.scheduling.engine import example, measure_latency, served_levels
 from anyprec.serve.scheduling.latency import LatencyTable
 from anyprec.serve.scheduling.scheduler import Answer, QueueLimits, Request, Scheduler
 
@@ -43,6 +43,8 @@ class Fake:
     @property
     def profiles(self):
         return tuple(map(str, self.widths))
+
+    has_cascade = False
 
     @property
     def input_shape(self):
@@ -466,7 +468,7 @@ def test_stats_are_json_and_add_up():
 def test_measuring_latency_runs_every_width():
     model = Fake()
     table = measure_latency(model, slo=0.5, max_batch=4, seconds=0.05)
-    assert set(table.profiles) == {"1", "2", "4", "8"} and {bits for _, bits in model.calls} == {1, 2, 4, 8}
+    assert set(table.levels) == {"1", "2", "4", "8"} and {bits for _, bits in model.calls} == {1, 2, 4, 8}
     s = Scheduler(model, table, slo=0.5, limits=QueueLimits(max_batch=4))
     assert s.submit(request()).result(5)
     s.drain(5)
@@ -501,7 +503,7 @@ def test_examples_fit_the_model():
     assert example(free, (7, 9)).shape == (1, 7, 9, 1) and example(free, None).dtype == np.float32
     free.made_for = (5, 6)
     assert example(free, None).shape == (1, 5, 6, 1)
-    assert accuracies(Fake()) == {"1": 91.0, "2": 92.0, "4": 94.0, "8": 98.0}
+    assert served_levels(Fake()).accuracies == {"1": 91.0, "2": 92.0, "4": 94.0, "8": 98.0}
 
 
 def test_with_a_real_model(model_path):
@@ -592,3 +594,21 @@ def wait_until(true, seconds=5.0):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_the_margin_follows_what_sending_takes():
+    scheduler = Scheduler(
+        Fake(), LatencyTable({"8": {1: 0.001}}), slo=0.1, margin=0.002, levels=served_levels(Fake(widths=(8,)))
+    )
+    for _ in range(64):
+        scheduler.sent(0.001)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(2.0), "at least what was given"
+    for i in range(256):
+        scheduler.sent(0.010 if i % 5 else 0.001)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(10.0) and scheduler.margin == 0.002
+    for _ in range(256):
+        scheduler.sent(5.0)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(40.0), "never more than 0.4 of the target"
+    for _ in range(256):
+        scheduler.sent(0.0)
+    assert scheduler.stats()["margin_ms"] == pytest.approx(2.0)

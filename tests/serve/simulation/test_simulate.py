@@ -8,6 +8,7 @@ import pytest
 
 from anyprec.errors import ServeError
 from anyprec.loadtest.arrivals import gamma, poisson
+from anyprec.serve.scheduling.latency import GoesOn
 from anyprec.serve.scheduling.policy import Adaptive, Level, PolicyInput
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.simulation.capacity import dominated_cells, fewest_servers, grid, highest_rate
@@ -182,7 +183,7 @@ def test_a_grid_has_every_cell_and_knows_who_is_beaten():
     assert [(c.cv2, c.load) for c in cells[::3]] == [(1, 0.5), (1, 1), (4, 0.5), (4, 1)]
     assert [c.policy for c in cells[:3]] == policies
     worse = replace(cells[0].result, latency=np.full_like(cells[0].result.latency, np.inf))
-    worse.level = np.full_like(worse.level, worse.profiles.index("1"))
+    worse.level = np.full_like(worse.level, worse.levels.index("1"))
     assert len(dominated_cells([replace(cells[0], result=worse), *cells[1:3]])) == 1
     assert {"load", "cv2", "attainment", "p99_ms", "bits_histogram"} <= set(cells[0].record())
 
@@ -205,3 +206,21 @@ def test_setups_that_cannot_be():
     for bad in ({"balance": "best"}, {"servers": 0}, {"engines": 0}, {"policy": "fast"}, {"bits": 8}):
         with pytest.raises(ServeError):
             simulate(np.array([0.0]), replace(SETUP, **bad))
+
+
+def test_a_cascade_costs_what_its_share_says():
+    """Far apart, so that every batch is one image: the engine is busy for the first stage and a share of the rest."""
+    setup = SimulationSetup(
+        times={"1": {1: 0.001}, "8": {1: 0.003}, "auto": {1: 0.0035}},
+        accuracies={"1": 90.0, "8": 94.0, "auto": 93.9},
+        cascades={"auto": GoesOn("1", 0.3)},
+        slo=0.1,
+        policy="fixed",
+        bits="auto",
+        noise=QUIET,
+    )
+    result = simulate(np.arange(4000) * 0.02, setup, seed=1)
+    assert result.busy / 4000 == pytest.approx(0.001 + 0.3 * 0.0025, rel=0.03)
+    assert result.histogram == {"auto": 1.0} and result.accuracy == pytest.approx(93.9)
+    only = simulate(np.arange(50) * 0.02, replace(setup, policy="adaptive", bits=None, levels=("1", "auto")))
+    assert set(only.levels) == {"1", "auto"} and only.histogram == {"auto": 1.0}

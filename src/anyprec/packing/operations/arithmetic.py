@@ -171,8 +171,10 @@ def elu(call: OperationCall) -> View:
 
 
 def softplus(call: OperationCall) -> View:
-    """max(x, 0) + log(1 + exp(-|x|)), of beta x."""
-    r, beta = call.recorder, float(call.given.get("beta", 1))
+    """max(x, 0) + log(1 + exp(-|x|)), of beta x. torch gives x itself above a threshold, where it is no different."""
+    r, beta, threshold = call.recorder, float(call.given.get("beta", 1)), float(call.given.get("threshold", 20))
+    if threshold < 15:
+        raise Refused(f"a threshold of {threshold:g} makes a step; from 15 on it has an operation")
     x = scaled(r, call.view(), beta)
     return scaled(r, binary(r, "add", clip(r, x, 0.0, None), log_one_more(call, x)), 1 / beta)
 

@@ -21,6 +21,8 @@ Views = View | Sequence[View]
 def reshape(call: OperationCall) -> View:
     """view, unsqueeze, squeeze, flatten. A map laid out in a row for a linear layer is a `flatten`."""
     x, shape = call.view(), tuple(call.out.shape)
+    if call.out.dtype != call.x.dtype:
+        raise Refused("it reads the bits of numbers as another type, which has no operation")
     if is_image(call, x) and shape == (call.x.shape[0], call.x[0].numel()) and len(x.axes) > 1:
         height, width, channels = call.recorder.shape(x.value)
         name = call.step("flatten", x.value, shape=(1, 1, height * width * channels))
@@ -57,10 +59,22 @@ def expand(call: OperationCall) -> View:
 
 
 def same(call: OperationCall) -> View:
-    x, out = call.x, call.out
+    return retyped(call, call.x)
+
+
+def retyped(call: OperationCall, x: Tensor) -> View:
+    """The values of x in the type of what was made. Types of half precision are for networks that are all of it."""
+    out, name = call.out, str(call.out.dtype).removeprefix("torch.")
     if out.dtype == torch.bool or (x.is_floating_point() and not out.is_floating_point()):
-        raise Refused(f"it turns values into {str(out.dtype).removeprefix('torch.')}, which has no operation")
-    return call.view()
+        raise Refused(f"it turns values into {name}, which has no operation")
+    if x.is_floating_point() and out.itemsize < min(x.itemsize, 4) and not call.recorder.half:
+        raise Refused(f"it rounds values to {name}, which has no operation; run it without autocast, in float32")
+    return call.recorder.view_of(x)
+
+
+def copied(call: OperationCall) -> View:
+    """copy_: another tensor's values, written over this one; recorder.py spoils other views of its memory."""
+    return grown(retyped(call, call["src"]), tuple(call.out.shape))
 
 
 def restrided(call: OperationCall) -> View:
@@ -382,6 +396,7 @@ MOVEMENT: dict[str, Callable[[OperationCall], Views]] = {
     "t": transpose,
     "expand": expand,
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh", "_to_copy", "contiguous"), same),
+    "copy": copied,
     "as_strided": restrided,
     "repeat": repeat,
     "slice": slice_,

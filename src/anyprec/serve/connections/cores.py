@@ -6,7 +6,10 @@ waits for some milliseconds beside an idle core. What a thread starts keeps to t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import threading
 from dataclasses import dataclass
 
 from anyprec.errors import ServeError
@@ -32,3 +35,17 @@ def pin_thread(cores: frozenset[int] | None) -> None:
     """The calling thread, from now on; None: any core."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
+
+
+BEHIND_HTTP = 4  # steps of nice: about 0.4 of the weight
+
+
+def run_behind_http() -> None:
+    """Let this engine thread give way to the thread that reads requests and sends answers.
+
+    On one core an answer otherwise waits until the next batch has run, or the engine's slice of time is over.
+    """
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + BEHIND_HTTP)

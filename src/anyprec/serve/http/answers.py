@@ -26,12 +26,18 @@ from anyprec.serve.http.protocol import (
     write_answer,
 )
 from anyprec.serve.models import LoadedModel
+from anyprec.serve.scheduling.answer import Answer
 
 if TYPE_CHECKING:
     from anyprec.serve.http.app import App
 
 T = TypeVar("T")
 ONE_PIECE = 1 << 18  # bytes of a binary answer that are handed over at a time, uncopied
+
+
+def stages_of(answer: Answer) -> dict[str, Any]:
+    """For answers of a cascade: which stage answered each image."""
+    return {} if answer.stages is None else {"stages": list(answer.stages)}
 
 
 def check_answer(app: App, http: HttpExchange, call: InferRequest, loaded: LoadedModel) -> None:

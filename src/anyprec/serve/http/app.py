@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
-from anyprec.serve.http.answers import check_answer, send_answer
+from anyprec.serve.http.answers import check_answer, send_answer, stages_of
 from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
@@ -201,6 +201,9 @@ class App:
         if http.inference:
             now = time.monotonic()
             self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
+            if http.status == 200 and len(http.runs) == 1 and http.served is not None and http.served.now is not None:
+                run = http.runs[0]
+                http.served.now.scheduler.sent(max(0.0, now - http.arrived() - run.queue_s - run.run_s))
             self.look()
 
     def _log(self, http: HttpExchange) -> None:
@@ -278,6 +281,7 @@ class App:
                 "queue_ms": round(1e3 * answer.queue_s, 4),
                 "run_ms": round(1e3 * answer.run_s, 4),
                 "batch": answer.batch,
+                **stages_of(answer),
             },
         }
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
@@ -320,7 +324,9 @@ class App:
             raise outcome
         now = time.monotonic()
         http.bits, http.latency_s = outcome.bits, now - request.arrived
-        http.runs.append(ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images))
+        http.runs.append(
+            ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images, outcome.went_on)
+        )
         return outcome
 
 

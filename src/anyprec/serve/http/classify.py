@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyprec.run.labels import labeled
-from anyprec.serve.http.answers import written
+from anyprec.serve.http.answers import stages_of, written
 from anyprec.serve.http.exchange import HttpExchange
 from anyprec.serve.http.hints import refuse_form
 from anyprec.serve.http.protocol import SMALL, read_bits, read_min_bits
@@ -47,7 +47,7 @@ async def classified(
     until = arrived + within + settings.limits.grace * settings.slo_s  # as long as an answer would be given
     x = await app.readers.image(body, signature, app.limits.image_pixels, until)
     results = []
-    for width in signature.profiles if every else (bits,):
+    for width in signature.levels if every else (bits,):
         if every:
             arrived = time.monotonic()  # each width has its own time
         request = Request(
@@ -69,6 +69,7 @@ async def classified(
                 "queue_ms": round(1e3 * answer.queue_s, 4),
                 "latency_ms": round(1e3 * (http.latency_s or 0.0), 4),
                 "batch": answer.batch,
+                **stages_of(answer),
                 "labels": labels,
             }
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyprec.errors import Overloaded
 from anyprec.serve.http.exchange import HttpExchange
 from anyprec.serve.http.query import query_of, whole_number
+from anyprec.serve.models import LoadedModel
 from anyprec.serve.monitoring.condition import verdict
 from anyprec.serve.monitoring.recent import KEEP, WINDOW, window_record
 
@@ -59,6 +60,11 @@ async def is_gone(http: HttpExchange, within_s: float) -> bool:
     return False
 
 
+def level_records(loaded: LoadedModel) -> list[dict[str, Any]]:
+    """What each level costs and gives, and its bits: a list of layers for each stage."""
+    return [{**level, "bits": loaded.layers.bits[level["name"]]} for level in loaded.scheduler.levels]
+
+
 def live_record(app: App, http: HttpExchange, count: int, window_s: int) -> dict[str, Any]:
     served = http.model()
     loaded = served.now
@@ -78,11 +84,13 @@ def live_record(app: App, http: HttpExchange, count: int, window_s: int) -> dict
         "condition": {"level": level, "words": words, "overloaded": overloaded},
         "time": int(now),
         "target_ms": 1e3 * app.models.settings.slo_s,
-        "widths": [{"bits": name, "accuracy": accuracy} for name, accuracy in accuracies.items()],
+        "levels": [] if loaded is None else level_records(loaded),
+        "layers": [] if loaded is None else list(loaded.layers.names),
         "window": window_record(total, window_s, lambda bits: accuracies.get(str(bits))),
         "seconds": recent.series(now, count, lambda bits: accuracies.get(str(bits))),
     }
     if loaded is not None:
         found["precision"] = dict(zip(("policy", "bits"), loaded.scheduler.policy, strict=True))
         found["queue"] = loaded.scheduler.waiting
+        found["last_level"] = loaded.scheduler.precision.last
     return found

@@ -104,7 +104,7 @@ def model_paths(name: Schema, needs_key: bool) -> dict[str, Schema]:
         }
     ]
     paths: dict[str, Schema] = {
-        "": {"get": operation("Inputs, outputs, widths", "Model", gone, "model")},
+        "": {"get": operation("Inputs, outputs, levels", "Model", gone, "model")},
         "/ready": {"get": operation("Whether it is loaded", "Health", gone, "modelReady")},
         "/config": {"get": operation("Triton's form of the metadata", "Any", gone, "config")},
         "/stats": {"get": operation("Counts, times, the latency table", "Stats", (404,), "stats")},
@@ -130,7 +130,7 @@ def model_paths(name: Schema, needs_key: bool) -> dict[str, Schema]:
     window = parameter("window", {"type": "integer", "minimum": 1, "maximum": 299}, "seconds summed up, default 10")
     recent["parameters"] = [seconds, window]
     recent["responses"]["503"] = response(ERRORS[503], "Error")
-    control = operation("Hold a width, or free it", "Precision", (400, 403, 404, 413, 415, 503), "setPrecision")
+    control = operation("Hold a level, or free it", "Precision", (400, 403, 404, 413, 415, 503), "setPrecision")
     control["requestBody"] = json_body(ref("SetPrecision"))
     load = operation("Open its file anew", "State", (400, 403, 404, 413, 415, 503), "load")
     load["requestBody"] = json_body({"type": "object", "additionalProperties": False}, required=False)
@@ -143,7 +143,7 @@ def model_paths(name: Schema, needs_key: bool) -> dict[str, Schema]:
     found["/v2/models/{name}/classify"] = {"post": named(classify, "classify", [name])}
     found["/v2/models/{name}/live"] = {"get": named(recent, "recent", [name])}
     found["/v2/models/{name}/precision"] = {
-        "get": named(operation("How the width is chosen", "Precision", gone, "precision"), "precision", [name]),
+        "get": named(operation("How the level is chosen", "Precision", gone, "precision"), "precision", [name]),
         "post": named(control, "setPrecision", [name]),
     }
     found["/v2/repository/models/{name}/load"] = {"post": named(load, "load", [name])}
@@ -208,6 +208,10 @@ def array(items: Schema, **rest: Any) -> Schema:
 SIZES = array({"type": "integer", "minimum": 1}, minItems=1, maxItems=4)
 TENSOR = record({"name": STRING, "datatype": STRING, "shape": array(WHOLE)})
 DATA: Schema = {"type": "array", "items": {"anyOf": [NUMBER, {"type": "array"}]}}
+LEVEL = record(
+    {"name": STRING, "accuracy": MAYBE_NUMBER, "ms": NUMBER, "share": MAYBE_NUMBER, "front": {"type": "boolean"}},
+    bits=array(array(WHOLE)),
+)
 SCHEMAS: dict[str, Schema] = {
     "Any": {},
     "Error": record({"error": STRING}, retry_after_ms=NUMBER),
@@ -254,7 +258,8 @@ SCHEMAS: dict[str, Schema] = {
             "model_version": STRING,
             "outputs": array(TENSOR),
             "parameters": record(
-                {"bits": BITS, "latency_ms": NUMBER, "queue_ms": NUMBER, "run_ms": NUMBER, "batch": WHOLE}
+                {"bits": BITS, "latency_ms": NUMBER, "queue_ms": NUMBER, "run_ms": NUMBER, "batch": WHOLE},
+                stages=array(BITS),
             ),
         },
         id=STRING,
@@ -267,6 +272,7 @@ SCHEMAS: dict[str, Schema] = {
                 record(
                     {"bits": BITS, "labels": array({"type": "object"}), "run_ms": NUMBER, "latency_ms": NUMBER},
                     accuracy=MAYBE_NUMBER,
+                    stages=array(BITS),
                 )
             ),
         }
@@ -280,7 +286,10 @@ SCHEMAS: dict[str, Schema] = {
             "condition": record({"level": STRING, "words": STRING, "overloaded": {"type": "boolean"}}),
             "window": {"type": "object"},
             "seconds": array({"type": "object"}),
-        }
+            "levels": array(LEVEL),
+            "layers": array(STRING),
+        },
+        last_level={"anyOf": [STRING, {"type": "null"}]},
     ),
     "Precision": record({"policy": STRING, "bits": {"anyOf": [BITS, {"type": "null"}]}}),
     "SetPrecision": {

@@ -51,13 +51,13 @@ class TensorMetadata:
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """Inputs, outputs and profiles of a served model."""
+    """Inputs, outputs and levels of a served model."""
 
     input: TensorMetadata  # its first axis is the batch
     takes_uint8: bool
     outputs: tuple[TensorMetadata, ...]
     labels: tuple[str, ...]
-    profiles: tuple[str, ...]
+    levels: tuple[str, ...]  # widths, mixed profiles, "auto"
     layout: str = "NCHW"
     max_batch: int = 32
     max_pixels: int = 1 << 20  # of one image, where the model leaves the size free
@@ -267,13 +267,13 @@ def flag(parameters: Mapping[str, Any], name: str, default: bool = False) -> boo
 
 
 def read_bits(bits: Any, signature: ModelSignature) -> int | str | None:
-    """A width as a number, or a profile's name; "4" is 4."""
+    """A level: a width as a number, or a name; "4" is 4."""
     if bits is None:
         return None
     if not isinstance(bits, str):
         bits = check_bits(bits)
-    if str(bits) not in signature.profiles:
-        raise InputError(f"bits={str(bits)[:64]!r} is not in this model, which has {', '.join(signature.profiles)}")
+    if str(bits) not in signature.levels:
+        raise InputError(f"bits={str(bits)[:64]!r} is not in this model, which has {', '.join(signature.levels)}")
     return int(bits) if str(bits).isdigit() else bits
 
 
@@ -281,8 +281,8 @@ def read_min_bits(least: Any, bits: Any, signature: ModelSignature) -> int:
     if least is None:
         return 1
     least = check_bits(least)
-    if not any(name.isdigit() and int(name) >= least for name in signature.profiles):
-        raise InputError(f"min_bits={least} is above what this model has: {', '.join(signature.profiles)}")
+    if not any(name.isdigit() and int(name) >= least for name in signature.levels):
+        raise InputError(f"min_bits={least} is above what this model has: {', '.join(signature.levels)}")
     if isinstance(bits, int) and bits < least:
         raise InputError(f"bits={bits} is below min_bits={least}; give one of them")
     return int(least)

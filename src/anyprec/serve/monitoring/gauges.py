@@ -73,7 +73,7 @@ class ModelGauges(Collector):
     def _loaded(self, served: ServedModel, loaded: LoadedModel) -> Numbers:
         stats = loaded.scheduler.stats()
         total = self.metrics.recent[served.name].over(time.time())
-        profiles = loaded.signature.profiles
+        levels = loaded.signature.levels
         known = {name: accuracy / 100 for name, accuracy in loaded.accuracies.items() if accuracy is not None}
         found: dict[str, float | dict[str, float]] = {
             "slo_seconds": self.models.settings.slo_s,
@@ -82,8 +82,8 @@ class ModelGauges(Collector):
             "attainment_ratio": 1.0 if total.attainment is None else total.attainment,
             "overloaded": self.metrics.overloads[served.name].since is not None,
             "policy": {name: float(name == stats["policy"]) for name in POLICIES},
-            "width_held": {name: float(name == str(stats["bits"])) for name in profiles},
-            "width_last": {name: float(name == stats["last_bits"]) for name in profiles},
+            "width_held": {name: float(name == str(stats["bits"])) for name in levels},
+            "width_last": {name: float(name == stats["last_bits"]) for name in levels},
             "width_accuracy_ratio": known,
             "engine_seconds": stats["engine_s"],
             "engine_batches": stats["batches"],

@@ -44,11 +44,12 @@ BUSY = (429, 503)
 class ServedRun:
     """The batch that an answer was computed in."""
 
-    bits: int | str
+    bits: int | str  # the level
     queue_s: float
     run_s: float
     batch: int  # images that ran together
     images: int  # of them, this request's
+    went_on: int | None = None  # of those, beyond the first stage; None: no cascade
 
 
 class Metrics:
@@ -71,7 +72,13 @@ class Metrics:
         )
         self.queue_seconds = Histogram("queue_seconds", "Time in the queue", ["model"], buckets=SECONDS, **own)
         self.batches = Histogram("batch_images", "Images in the batch", ["model"], buckets=BATCHES, **own)
-        self.bits = Counter("answers", "Answers by width", ["model", "bits"], **own)
+        self.bits = Counter("answers", "Answers by level", ["model", "bits"], **own)
+        self.cascaded = Counter(
+            "cascade_images",
+            "Images that ran at the cascade, by whether they went beyond its first stage",
+            ["model", "went_on"],
+            **own,
+        )
         self.in_time = Counter("deadlines", "Answers by whether they met their deadline", ["model", "met"], **own)
         self.outcomes = Counter(
             "outcomes",
@@ -121,11 +128,15 @@ class Metrics:
         of.outcome(outcome).inc()
         answered = outcome in (IN_TIME, LATE)
         widths = [run.bits for run in runs] if answered else []
-        self.recent[model].second(now).count(outcome, latency_s if answered else None, widths)
+        second = self.recent[model].second(now)
+        second.count(outcome, latency_s if answered else None, widths)
         if answered:
             of.seconds.observe(latency_s)
             (of.met if met else of.missed).inc()
             of.answered(now, latency_s, runs)
+            for run in runs:
+                if run.went_on is not None:
+                    second.count_cascade(run.images, run.went_on)
 
     def turn_away(self, status: int) -> None:
         """A connection was refused before its request was read."""
@@ -163,6 +174,8 @@ class _ModelCounters:
         self.missed = metrics.in_time.labels(name, "false")
         self.outcome = lru_cache(maxsize=None)(lambda outcome: metrics.outcomes.labels(name, outcome))
         self.bits = lru_cache(maxsize=None)(lambda bits: metrics.bits.labels(name, str(bits)))
+        self.went_on = metrics.cascaded.labels(name, "true")
+        self.stayed = metrics.cascaded.labels(name, "false")
         self.statuses: dict[int, Any] = {}
         self.totals = TritonStatistics()
 
@@ -171,6 +184,9 @@ class _ModelCounters:
             self.queue_seconds.observe(run.queue_s)
             self.batches.observe(run.batch)
             self.bits(run.bits).inc()
+            if run.went_on is not None:
+                self.went_on.inc(run.went_on)
+                self.stayed.inc(run.images - run.went_on)
         self.totals.add(now, latency_s, runs)
 
 

@@ -30,14 +30,15 @@ Accuracy = Callable[[int | str], float | None]
 class Period:
     """One second of one model, or several added up."""
 
-    __slots__ = ("at", "bits", "latencies", "outcomes", "slowest_s")
+    __slots__ = ("at", "bits", "cascaded", "latencies", "outcomes", "slowest_s", "went_on")
 
     def __init__(self, at: int = -1) -> None:
         self.at = at
         self.outcomes: Counter[str] = Counter()
-        self.bits: Counter[int | str] = Counter()  # runs at each width; an image at every width has several
+        self.bits: Counter[int | str] = Counter()  # runs at each level; an image at every level has several
         self.latencies: Counter[int] = Counter()  # of answers, by bin
         self.slowest_s = 0.0
+        self.cascaded = self.went_on = 0  # images that ran at the cascade, and those beyond its first stage
 
     def count(self, outcome: str, latency_s: float | None = None, bits: Iterable[int | str] = ()) -> None:
         """One request has ended; `latency_s` and the bits of its runs where it was answered."""
@@ -48,11 +49,16 @@ class Period:
         for width in bits:
             self.bits[width] += 1
 
+    def count_cascade(self, images: int, went_on: int) -> None:
+        self.cascaded += images
+        self.went_on += went_on
+
     def add(self, other: Period) -> None:
         self.outcomes.update(other.outcomes)
         self.bits.update(other.bits)
         self.latencies.update(other.latencies)
         self.slowest_s = max(self.slowest_s, other.slowest_s)
+        self.count_cascade(other.cascaded, other.went_on)
 
     @property
     def requests(self) -> int:
@@ -82,6 +88,7 @@ class Period:
             "p99_ms": self.quantile_ms(0.99),
             "max_ms": self.quantile_ms(1.0),
             "accuracy": mean_accuracy(self.bits, accuracy),
+            "went_on": self.went_on / self.cascaded if self.cascaded else None,
         }
 
 

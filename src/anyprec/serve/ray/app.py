@@ -27,6 +27,7 @@ from anyprec.serve.monitoring.logs import log, set_up
 from anyprec.serve.ray.options import Options, read_options
 from anyprec.serve.ray.scaling import report_of
 from anyprec.serve.scheduling.answer import Deliver
+from anyprec.serve.scheduling.engine import ServedLevels
 from anyprec.serve.scheduling.queue import QueueLimits
 from anyprec.serve.scheduling.scheduler import Scheduler
 
@@ -103,8 +104,8 @@ class Replica:
         Replica.here = self
         log.info("replica ready", replica=self.name, models=",".join(self.application.models.served))
 
-    def make_scheduler(self, model: Any, settings: Settings, deliver: Deliver) -> Scheduler:
-        scheduler = make_scheduler(model, settings, deliver)
+    def make_scheduler(self, model: Any, levels: ServedLevels, settings: Settings, deliver: Deliver) -> Scheduler:
+        scheduler = make_scheduler(model, levels, settings, deliver)
         scheduler.margin += self.options.transit
         return scheduler
 

@@ -41,7 +41,7 @@ def profile_range(stats: Mapping[str, Any], settle: int | str | None) -> tuple[s
     """The narrowest acceptable profile, and the most accurate one."""
     if stats["policy"] == "fixed":
         return str(stats["bits"]), str(stats["bits"])
-    profiles = [level["profile"] for level in stats["levels"]]  # least accurate first
+    profiles = [level["name"] for level in stats["levels"]]  # least accurate first
     if settle is None:
         return profiles[0], profiles[-1]
     if str(settle) in profiles:
@@ -63,7 +63,7 @@ def missed_share(stats: Mapping[str, Any], low: str) -> float:
     answers = window["bits_histogram"]
     total = sum(answers.values())
     if total:
-        profiles = [level["profile"] for level in stats["levels"]]
+        profiles = [level["name"] for level in stats["levels"]]
         narrow = profiles[: profiles.index(low) + 1] if low in profiles else [low]
         if sum(answers.get(profile, 0) for profile in narrow) < NARROW * total:
             return 0.0

@@ -19,11 +19,13 @@ log = logging.getLogger("anyprec.serve")
 @dataclass(frozen=True)
 class Answer:
     outputs: list[np.ndarray]  # one array (n, ...) for each output of the model
-    bits: int | str  # the width, or the name of a mixed profile
+    bits: int | str  # the level: a width, the name of a mixed profile, or "auto" for the cascade
     queue_s: float  # from `arrived` to the start of the batch
     run_s: float
     batch: int  # images that ran together
     late: bool  # after its deadline
+    stages: tuple[int | str, ...] | None = None  # of a cascade: what answered each image ...
+    went_on: int | None = None  # ... and how many of them went beyond the first stage
 
 
 Outcome = Answer | Exception

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from anyprec.errors import Expired, Overloaded, ServeError, UnsupportedBits
 from anyprec.serve.scheduling.latency import LatencyTable
@@ -26,7 +26,7 @@ from anyprec.serve.scheduling.policy import (
     Level,
     Policy,
     PolicyInput,
-    levels_of,
+    pareto_front,
 )
 from anyprec.serve.scheduling.queue import Kind, Queue, QueueLimits, Request, expiry
 
@@ -76,7 +76,8 @@ class ArrivalRate:
 class SchedulerCore:
     """The requests and running batches of one model. Not thread-safe.
 
-    accuracies: by profile, in percent; None where the model file has none.
+    accuracies: by level, in percent; None where the model file has none.
+    levels: names of those that may run; None: all of the table.
     margin: seconds kept back from every deadline, for sending the answer.
     shape: of one image that the table was measured with.
     """
@@ -93,6 +94,7 @@ class SchedulerCore:
         margin: float = 0.0,
         engines: int = 1,
         shape: tuple[int, ...] | None = None,
+        levels: Sequence[str] | None = None,
     ) -> None:
         self.slo = slo
         self.limits = limits or QueueLimits()
@@ -102,23 +104,28 @@ class SchedulerCore:
         self.running: list[Batch] = []
         self.rejected: list[Rejection] = []
         self.rate = ArrivalRate(max(RATE_WINDOW, 50 * slo))
-        self.set_table(accuracies, table, shape)
+        self.set_table(accuracies, table, shape, levels)
         self.set_policy(policy, bits)
 
     # --- What may run ---------------------------------------------------------------------------------------------
 
     def set_table(
-        self, accuracies: Mapping[str, float | None], table: LatencyTable, shape: tuple[int, ...] | None = None
+        self,
+        accuracies: Mapping[str, float | None],
+        table: LatencyTable,
+        shape: tuple[int, ...] | None = None,
+        levels: Sequence[str] | None = None,
     ) -> None:
         """Use another model. Queued requests stay; the caller removes those that the new model cannot run."""
         self.accuracies, self.table, self.shape = dict(accuracies), table, shape
+        self.names = table.levels if levels is None else tuple(levels)
         self._reviewed = -math.inf
         self.tables: dict[tuple[int, ...], LatencyTable] = {}  # for images of other sizes
-        self.levels = levels_of(accuracies, table)
-        self.all_levels = {level.profile: level for level in self.levels}
-        for profile in table.profiles:
-            accuracy = accuracies.get(profile)
-            self.all_levels.setdefault(profile, Level(profile, math.nan if accuracy is None else accuracy))
+        self.levels = pareto_front(self.names, accuracies, table)  # that policies choose among
+        self.all_levels = {level.name: level for level in self.levels}
+        for name in self.names:
+            accuracy = accuracies.get(name)
+            self.all_levels.setdefault(name, Level(name, math.nan if accuracy is None else accuracy))
 
     def set_policy(self, policy: str, bits: int | str | None = None) -> None:
         if policy not in POLICIES:
@@ -154,7 +161,7 @@ class SchedulerCore:
                 raise UnsupportedBits(
                     f"min_bits={least} is more than is served; there are {', '.join(self.all_levels)}"
                 )
-            levels = [min(wide, key=lambda level: self.table.typical(level.profile, 1))]
+            levels = [min(wide, key=lambda level: self.table.typical(level.name, 1))]
         return levels if self.bits is None else levels[:1]
 
     def table_for(self, kind: Kind) -> LatencyTable:
@@ -189,14 +196,14 @@ class SchedulerCore:
         self.queue.add(request)
 
     def _refuse(self, request: Request, level: Level, late: float, now: float) -> NoReturn:
-        alone = self.table_for(request.kind).typical(level.profile, request.images)
+        alone = self.table_for(request.kind).typical(level.name, request.images)
         if now + alone <= request.deadline:  # otherwise no policy could have met it, so there is nothing to learn
             self.policy.missed()
         clients = self.queue.clients
         share = self.queue.images / max(1, len(clients))
         raise Overloaded(
             f"{self.queue.images} images wait: this request would miss its deadline by {1e3 * late:.1f} ms even at "
-            f"{level.profile} bit; try again later, or allow more time",
+            f"{level.name}; try again later, or allow more time",
             retry_after=late,
             over_share=len(clients) > 1 and clients.get(request.client, 0) > share,
         )
@@ -219,7 +226,7 @@ class SchedulerCore:
             wait = self.drain(self.table_for(request.kind), self.lowest(queue.waiting[0]), ahead) if ahead else 0.0
         else:
             wait = self.share(queue.waiting[:ahead])
-        own = self.table_for(request.kind).typical(level.profile, request.images)
+        own = self.table_for(request.kind).typical(level.name, request.images)
         return start + wait / self.engines + own - request.deadline
 
     def lowest(self, request: Request) -> Level:
@@ -233,7 +240,7 @@ class SchedulerCore:
         for request in requests:
             key = (request.bits, request.min_bits, request.kind)
             if key not in each:
-                each[key] = self.table_for(request.kind).typical(self.lowest(request).profile, most) / most
+                each[key] = self.table_for(request.kind).typical(self.lowest(request).name, most) / most
             total += each[key] * request.images
         return total
 
@@ -241,7 +248,7 @@ class SchedulerCore:
         """Engine seconds for this many images at this level, in the largest batches allowed."""
         most = self.limits.max_batch
         whole, rest = divmod(images, most)
-        return whole * table.typical(level.profile, most) + (table.typical(level.profile, rest) if rest else 0.0)
+        return whole * table.typical(level.name, most) + (table.typical(level.name, rest) if rest else 0.0)
 
     # --- Batches out ----------------------------------------------------------------------------------------------
 
@@ -273,21 +280,21 @@ class SchedulerCore:
             level = self.lowest(queue.late[0])
             table = self.table_for(queue.late[0].kind)
             images = self.limits.max_batch
-            while images > 1 and table.typical(level.profile, images) > LATE_SHARE * self.slo:
+            while images > 1 and table.typical(level.name, images) > LATE_SHARE * self.slo:
                 images -= 1
             requests = queue.take_late(images, lambda request: level in self.allowed(request))
         else:
             return None
         images = sum(request.images for request in requests)
         table = self.table_for(requests[0].kind)
-        batch = Batch(requests, level, images, now, now + table.typical(level.profile, images), table)
+        batch = Batch(requests, level, images, now, now + table.typical(level.name, images), table)
         self.running.append(batch)
         return batch
 
     def weigh(self, level: Level) -> list[float]:
         """The cost of each queued request at this level, in images of the most urgent request's size."""
         requests = self.queue.waiting[:MOST_WEIGHED]
-        one = self.table_for(requests[0].kind).typical(level.profile, 1)
+        one = self.table_for(requests[0].kind).typical(level.name, 1)
         each: dict[tuple[object, ...], float] = {}
         weights = []
         for request in requests:
@@ -295,32 +302,48 @@ class SchedulerCore:
             if key not in each:
                 levels = self.allowed(request)
                 own = level if level in levels else levels[0]
-                each[key] = self.table_for(request.kind).typical(own.profile, 1) / one
+                each[key] = self.table_for(request.kind).typical(own.name, 1) / one
             weights.append(each[key] * request.images)
         return weights
 
     def is_hopeless(self, now: float) -> Callable[[Request], bool]:
         def hopeless(request: Request) -> bool:
             level = self.lowest(request)
-            return now + self.table_for(request.kind).typical(level.profile, request.images) > request.deadline
+            return now + self.table_for(request.kind).typical(level.name, request.images) > request.deadline
 
         return hopeless
 
-    def finish(self, batch: Batch, seconds: float | None, now: float) -> None:
-        """A batch has ended after `seconds`; None where it failed and its time must not update the table."""
+    def finish(self, batch: Batch, seconds: float | None, now: float, went_on: int | None = None) -> None:
+        """A batch has ended after `seconds`; None where it failed and its time must not update the table.
+
+        went_on: of a cascade, how many images did.
+        """
         self.running.remove(batch)
         if seconds is not None:
-            batch.table.observe(batch.level.profile, batch.images, seconds, now)
+            batch.table.observe(batch.level.name, batch.images, seconds, now, went_on)
         if now - self._reviewed > REVIEW_S:
             self._reviewed = now
-            self.levels = levels_of(self.accuracies, self.table)
+            self.levels = pareto_front(self.names, self.accuracies, self.table)
 
     def stale(self, now: float, longest: float) -> tuple[str, int] | None:
-        """A profile and batch size due to be timed again, if one run takes at most `longest` seconds."""
-        found = self.table.stale(now, (level.profile for level in self.levels), longest)
+        """A level and batch size due to be timed again, if one run takes at most `longest` seconds."""
+        found = self.table.stale(now, (level.name for level in self.levels), longest)
         if found is not None:
             self.table.saw(*found, now)
         return found
+
+    def front(self) -> list[dict[str, Any]]:
+        """For JSON: the levels that policies choose among, least accurate first."""
+        return [self.level_record(level) for level in self.levels]
+
+    def level_record(self, level: Level) -> dict[str, Any]:
+        """Milliseconds are of one image; `share` is that of a cascade's inputs that goes on."""
+        return {
+            "name": level.name,
+            "accuracy": None if math.isnan(level.accuracy) else level.accuracy,
+            "ms": round(1e3 * self.table.typical(level.name, 1), 4),
+            "share": self.table.share(level.name),
+        }
 
     def take_rejected(self) -> list[Rejection]:
         rejected, self.rejected = self.rejected, []
@@ -328,8 +351,8 @@ class SchedulerCore:
 
 
 def width(level: Level) -> int:
-    """The width that min_bits is compared with. A mixed profile counts as 1, since some layers may have 1 bit."""
-    return int(level.profile) if level.profile.isdigit() else 1
+    """The width that min_bits is compared with. Plans and cascades count as 1: some layers, or inputs, may have 1."""
+    return int(level.name) if level.name.isdigit() else 1
 
 
 def over_share(slo: float) -> Overloaded:

@@ -1,4 +1,4 @@
-"""Policies: the width and the size of the next batch. Pure functions of their input, shared by server and simulator.
+"""Policies: the level and the size of the next batch. Pure functions of their input, shared by server and simulator.
 
 In: PolicyInput (the queue, most urgent request first; the latency table; the time). Out: Choice. Called by core.py.
 docs/concepts/policy.md explains how `adaptive` decides and what it was measured against.
@@ -30,14 +30,14 @@ WORTH_IT = 0.9  # a larger batch must take less than this fraction of a smaller 
 
 @dataclass(frozen=True)
 class Level:
-    """A profile that batches may run at."""
+    """What a batch may run at: a width, a mixed profile (a plan), or the file's cascade. Its cost is the table's."""
 
-    profile: str
+    name: str
     accuracy: float  # percent, or a stand-in that grows with the width
 
     @property
     def bits(self) -> int | str:
-        return int(self.profile) if self.profile.isdigit() else self.profile
+        return int(self.name) if self.name.isdigit() else self.name
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class AccuracyFirst(Policy):
     def choose(self, state: PolicyInput, levels: Sequence[Level]) -> Choice:
         images = state.queue.waiting[0].images
         for level in reversed(levels):
-            if state.table.typical(level.profile, images) <= state.slack:
+            if state.table.typical(level.name, images) <= state.slack:
                 return Choice(level, largest_batch(state, level))
         return Choice(levels[0], largest_batch(state, levels[0]))
 
@@ -127,7 +127,7 @@ class Adaptive(Policy):
         best_worth = -math.inf
         top = -1
         for place, level in enumerate(levels):
-            row, drift = state.table.rows[level.profile], state.table.drift
+            row, drift = state.table.rows[level.name], state.table.drift
             for images in possible_batches(state, level, larger=price > 0):
                 top = place
                 worth = level.accuracy - price * row[images] * drift / images
@@ -150,13 +150,13 @@ class Adaptive(Policy):
 
     def _scarcity(self, table: LatencyTable, levels: Sequence[Level], top: int) -> float:
         """The value of one more second where levels[top] is the best feasible level; -1: none is feasible."""
-        self._worst = MISS / table.typical(levels[0].profile, 1)
+        self._worst = MISS / table.typical(levels[0].name, 1)
         if top < 0:
             return self._worst
         if top == len(levels) - 1:
             return 0.0
         low, high = levels[top], levels[top + 1]
-        more = table.typical(high.profile, 1) - table.typical(low.profile, 1)
+        more = table.typical(high.name, 1) - table.typical(low.name, 1)
         return (high.accuracy - low.accuracy) / max(more, 1e-6)
 
     def missed(self) -> None:
@@ -180,21 +180,22 @@ def possible_batches(state: PolicyInput, level: Level, larger: bool) -> list[int
     level if nobody else has arrived. Larger ones are returned only where they save time per image.
     """
     queue, table = state.queue, state.table
-    row, drift, tail = table.rows[level.profile], table.drift, table.tail
+    row, high = table.rows[level.name], table.highs[level.name]
+    drift, upper = table.drift, table.drift * table.tail
     least = queue.waiting[0].images
     most = max(least, min(queue.images, state.max_batch))
     weights = None if queue.uniform or state.weights is None else state.weights(level)
     found: list[int] = []
     for images in (*(size for size in SIZES if least <= size < most), most):
-        each = row[images] * drift
-        if each * tail > state.slack:
+        each, first = row[images] * drift, high[images] * upper
+        if first > state.slack:
             break  # larger ones take longer still
         if found and row[images] / images > WORTH_IT * row[found[-1]] / found[-1]:
             continue
         if weights is None:
-            fits = uniform_fits(state, images, each, each * tail)
+            fits = uniform_fits(state, images, each, first)
         else:
-            fits = weighted_fits(state, weights, images, each, each * tail)
+            fits = weighted_fits(state, weights, images, each, first)
         if fits:
             found.append(images)
             if not larger:
@@ -230,7 +231,7 @@ def weighted_fits(state: PolicyInput, weights: Sequence[float], images: int, eac
 
 def largest_batch(state: PolicyInput, level: Level) -> int:
     """All queued images, or as many as end before the most urgent deadline; at least the most urgent request."""
-    row, factor = state.table.rows[level.profile], state.table.drift * state.table.tail
+    row, factor = state.table.highs[level.name], state.table.drift * state.table.tail
     least = state.queue.waiting[0].images
     images = max(least, min(state.queue.images, state.max_batch))
     while images > least and row[images] * factor > state.slack:
@@ -238,21 +239,25 @@ def largest_batch(state: PolicyInput, level: Level) -> int:
     return images
 
 
-def levels_of(accuracies: Mapping[str, float | None], table: LatencyTable) -> tuple[Level, ...]:
-    """The Pareto front of speed and accuracy, least accurate first.
+def pareto_front(
+    names: Sequence[str], accuracies: Mapping[str, float | None], table: LatencyTable
+) -> tuple[Level, ...]:
+    """The levels that no other of these names is better than in both speed and accuracy, least accurate first.
 
     Where the file has no accuracies, 100 (1 - 4^-k) stands for that of k bits: each bit is worth a quarter of the one
-    before it. Float runs only on request.
+    before it. Float, and plans and cascades of unknown accuracy, run only on request.
     """
     levels = []
-    for profile in table.profiles:
-        accuracy = accuracies.get(profile)
-        if profile == str(FLOAT) or (accuracy is None and not profile.isdigit()):
+    for name in names:
+        accuracy = accuracies.get(name)
+        if name == str(FLOAT) or (accuracy is None and not name.isdigit()):
             continue
-        levels.append(Level(profile, 100 * (1 - 4.0 ** -int(profile)) if accuracy is None else accuracy))
+        levels.append(Level(name, 100 * (1 - 4.0 ** -int(name)) if accuracy is None else accuracy))
     if not levels:
-        raise ServeError("no profile of the latency table can be chosen by a policy; it needs a width of 1..8")
-    levels.sort(key=lambda level: (table.typical(level.profile, 1), -level.accuracy))
+        raise ServeError(
+            f"no policy can choose among {', '.join(names)}; it needs a width of 1..8, or a level of known accuracy"
+        )
+    levels.sort(key=lambda level: (table.typical(level.name, 1), -level.accuracy))
     front: list[Level] = []
     for level in levels:
         if not front or level.accuracy > front[-1].accuracy:

@@ -29,7 +29,7 @@ class Request:
 
     x: np.ndarray | None  # (n, ...) uint8 or float32; None in the simulator
     deadline: float  # absolute
-    bits: int | str | None = None  # only this width or profile
+    bits: int | str | None = None  # only this level
     min_bits: int = 1
     client: str = ""
     arrived: float = 0.0

@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,11 +24,19 @@ import numpy as np
 
 from anyprec.errors import AnyprecError, Cancelled, Draining, Expired, InputError, ServeError
 from anyprec.run.model import CancelToken
-from anyprec.serve.connections.cores import pin_thread
+from anyprec.serve.connections.cores import pin_thread, run_behind_http
 from anyprec.serve.monitoring.condition import Precision
 from anyprec.serve.scheduling.answer import Answer, Deliver, Done, Outcome, call_each, set_future
 from anyprec.serve.scheduling.core import Batch, Rejection, SchedulerCore, default_margin
-from anyprec.serve.scheduling.engine import ServableModel, accuracies, bits_of, check_fits, example, measure_latency
+from anyprec.serve.scheduling.engine import (
+    ServableModel,
+    ServedLevels,
+    check_fits,
+    example,
+    measure_latency,
+    run_whole,
+    served_levels,
+)
 from anyprec.serve.scheduling.latency import LatencyTable
 from anyprec.serve.scheduling.queue import QueueLimits, Request
 from anyprec.serve.scheduling.stats import SchedulerStats
@@ -35,17 +44,23 @@ from anyprec.serve.scheduling.stats import SchedulerStats
 __all__ = ["Answer", "QueueLimits", "Request", "Scheduler"]
 
 IDLE_S = 0.25  # an idle engine thread wakes this often, to drop expired requests and re-time stale table cells
+SENDING = 0.95  # quantile of the time from a run's end until its answer is sent that is kept back from deadlines ...
+SENDING_RUNS = 256  # ... of so many answers
+MOST_MARGIN = 0.4  # of the SLO
 PROBE_SHARE = 0.25  # longest run that only keeps the latency table up to date, as a fraction of the SLO
 
 log = logging.getLogger("anyprec.serve")
 
 
 class Scheduler:
-    """Runs requests for `model` on engine threads; `table` holds its latency by profile and batch size.
+    """Runs requests for `model` on engine threads; `table` holds its latency by level and batch size.
+
+    levels: those it is served at, and their accuracies; None: all.
 
     deliver: called once per batch with [(done, outcome), ...], from an engine thread or from the thread whose request
     displaced another. A server passes one that hands all of them to its event loop at once.
-    margin: seconds kept back from every deadline for sending the answer. None: a tenth of the SLO, at most 5 ms.
+    margin: seconds kept back from every deadline for sending the answer, at least. None: a tenth of the SLO, at most
+        5 ms. What `sent` is told may raise it.
     cores: CPU cores the engine threads keep to; None: any.
     image_size: (H, W) the table was measured with, for models that take any size.
     """
@@ -64,6 +79,7 @@ class Scheduler:
         cores: frozenset[int] | None = None,
         margin: float | None = None,
         image_size: tuple[int, int] | None = None,
+        levels: ServedLevels | None = None,
         deliver: Deliver = call_each,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,8 +98,9 @@ class Scheduler:
         self._work = threading.Condition(self._lock)  # signaled when there is a request to run, or at the end
         self._quiet = threading.Condition(self._lock)  # signaled when nothing is queued or running
         self._model = model
+        levels = levels or served_levels(model)
         self._core = SchedulerCore(
-            accuracies(model),
+            levels.accuracies,
             table,
             policy=policy,
             bits=bits,
@@ -92,6 +109,7 @@ class Scheduler:
             margin=default_margin(slo) if margin is None else margin,
             engines=engine_threads,
             shape=example(model, image_size).shape[1:],
+            levels=levels.names,
         )
         self._threads: list[threading.Thread] = []
         self._tokens: dict[Batch, CancelToken] = {}  # of the running batches
@@ -99,6 +117,9 @@ class Scheduler:
         self._draining = False
         self._ended = False
         self._stats = SchedulerStats()
+        self._margin = self._core.margin  # at least
+        self._sending: deque[float] = deque(maxlen=SENDING_RUNS)
+        self._sent = 0
 
     # --- Start and end --------------------------------------------------------------------------------------------
 
@@ -211,6 +232,7 @@ class Scheduler:
 
     def _serve(self) -> None:
         pin_thread(self._cores)
+        run_behind_http()
         while True:
             batch: Batch | None = None
             probe: tuple[str, int] | None = None
@@ -250,28 +272,32 @@ class Scheduler:
         outcomes: list[Outcome]
         began = self.clock()
         failed = False
+        stages: tuple[int | str, ...] | None = None
         try:
             token = self._tokens[batch]
             arrays = [request.x for request in requests if request.x is not None]
             x = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
             outputs = model(x, batch.level.bits, threads=self.threads_per_call, cancel=token)
             ended = self.clock()
-            outcomes = list(self._answers(batch, outputs, began, ended))
+            if batch.level.name in batch.table.cascades:
+                stages = model.last_stages
+            outcomes = self._answers(batch, outputs, began, ended, stages)
         except Cancelled:
             ended = self.clock()
             # Its full time is unknown. If it exceeded the expected time, the table must learn, or we try it again.
             failed = ended <= batch.ends
             outcomes = [self._why_cancelled()] * len(requests)
         except Exception as error:  # the callers get the model's error; the thread goes on
-            log.exception("a batch of %d images failed at %s bit", batch.images, batch.level.profile)
+            log.exception("a batch of %d images failed at level %s", batch.images, batch.level.name)
             ended, failed = self.clock(), True
             outcomes = [error] * len(requests)
         try:
             with self._lock:
                 # From the decision to now, so that the overhead of a batch counts too.
-                self._core.finish(batch, None if failed else ended - batch.began, ended)
+                went_on = self._went_on(batch, stages)
+                self._core.finish(batch, None if failed else ended - batch.began, ended, went_on)
                 self._stats.cancelled_runs += isinstance(outcomes[0], (Expired, Draining))
-                self._stats.ran(batch.level.profile, ended - began, chosen=requests[0].bits is None)
+                self._stats.ran(batch.level.name, ended - began, chosen=requests[0].bits is None)
                 for request, outcome in zip(requests, outcomes, strict=True):
                     if request in batch.gone:
                         self._stats.cancelled += 1
@@ -287,28 +313,51 @@ class Scheduler:
             return Draining("the server stopped before its run ended")
         return Expired("its deadline passed while it ran")
 
-    def _probe(self, model: ServableModel, profile: str, batch: int) -> None:
+    def _probe(self, model: ServableModel, name: str, batch: int) -> None:
         """Time a cell of the table that no request has used for a while, when the queue is empty."""
         began = self.clock()
         try:
             x = np.repeat(example(model, self.image_size), batch, axis=0)
-            model(x, bits_of(profile), threads=self.threads_per_call)
+            run_whole(model, x, name, name in self._core.table.cascades, self.threads_per_call)
             seconds = self.clock() - began
         except Exception:
-            log.exception("a probe of %d images failed at %s bit", batch, profile)
+            log.exception("a probe of %d images failed at level %s", batch, name)
             return
         with self._lock:
-            if profile in self._core.table.rows and model is self._model:
-                self._core.table.observe(profile, batch, seconds, self.clock())
+            if name in self._core.table.rows and model is self._model:
+                self._core.table.observe(name, batch, seconds, self.clock(), went_on=batch, typical_input=False)
 
-    def _answers(self, batch: Batch, outputs: Any, began: float, ended: float) -> Iterable[Answer]:
+    def _answers(
+        self, batch: Batch, outputs: Any, began: float, ended: float, stages: tuple[int | str, ...] | None
+    ) -> list[Outcome]:
         arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+        answers: list[Outcome] = []
         at = 0
         for request in batch.requests:
-            part = [array[at : at + request.images] for array in arrays]
-            at += request.images
+            end = at + request.images
+            part = [array[at:end] for array in arrays]
+            own = None if stages is None else stages[at:end]
             late = ended > request.deadline
-            yield Answer(part, batch.level.bits, began - request.arrived, ended - began, batch.images, late)
+            answers.append(
+                Answer(
+                    part,
+                    batch.level.bits,
+                    began - request.arrived,
+                    ended - began,
+                    batch.images,
+                    late,
+                    own,
+                    self._went_on(batch, own),
+                )
+            )
+            at = end
+        return answers
+
+    @staticmethod
+    def _went_on(batch: Batch, stages: tuple[int | str, ...] | None) -> int | None:
+        """How many images went beyond the first stage of a cascade; None: not known, or no cascade."""
+        way = batch.table.cascades.get(batch.level.name)
+        return None if stages is None or way is None else sum(str(stage) != way.first for stage in stages)
 
     def _tell(self, rejected: list[Rejection]) -> None:
         if not rejected:
@@ -351,6 +400,16 @@ class Scheduler:
         with self._lock:
             return Precision(self._stats.last, self._stats.changes, dict(self._stats.batches))
 
+    @property
+    def levels(self) -> list[dict[str, Any]]:
+        """For JSON: all levels served, and whether policies choose among them, being on the Pareto front."""
+        with self._lock:
+            core = self._core
+            return [
+                core.level_record(core.all_levels[name]) | {"front": core.all_levels[name] in core.levels}
+                for name in core.names
+            ]
+
     def set_policy(self, policy: str, bits: int | str | None = None) -> None:
         """From the next batch on: "adaptive", "accuracy", or "fixed" with bits."""
         with self._lock:
@@ -358,31 +417,46 @@ class Scheduler:
 
     @property
     def margin(self) -> float:
-        return self._core.margin
+        """Seconds kept back from every deadline for sending the answer, at least; `sent` may raise it."""
+        return self._margin
 
     @margin.setter
     def margin(self, margin: float) -> None:
         with self._lock:
-            self._core.margin = margin
+            self._margin = self._core.margin = margin
 
-    def replace_model(self, model: ServableModel, table: LatencyTable | None = None) -> None:
+    def sent(self, seconds: float) -> None:
+        """An answer was sent so long after its run had ended. The margin follows an upper quantile of that."""
+        with self._lock:
+            self._sending.append(seconds)
+            self._sent += 1
+            if self._sent % 16 == 0 and len(self._sending) >= 32:
+                ordered = sorted(self._sending)
+                found = ordered[int(SENDING * (len(ordered) - 1))]
+                self._core.margin = max(self._margin, min(found, MOST_MARGIN * self.slo))
+
+    def replace_model(
+        self, model: ServableModel, table: LatencyTable | None = None, levels: ServedLevels | None = None
+    ) -> None:
         """Serve another model from the next batch on. Batches that have begun end on the old one.
 
         Without a table we measure the new model first, while the old one serves. Queued requests that do not fit the
         new model get an error.
         """
+        levels = levels or served_levels(model)
         table = table or measure_latency(
             model,
             slo=self.slo,
             max_batch=self.limits.max_batch,
             threads=self.threads_per_call,
             size=self.image_size,
+            levels=levels,
         )
         rejected: list[Rejection] = []
         with self._lock:
             core = self._core
             self._model = model
-            core.set_table(accuracies(model), table, example(model, self.image_size).shape[1:])
+            core.set_table(levels.accuracies, table, example(model, self.image_size).shape[1:], levels.names)
             if core.bits is not None and str(core.bits) not in core.all_levels:
                 core.set_policy("adaptive")
             for request in [*core.queue.waiting, *core.queue.late]:
@@ -409,6 +483,6 @@ class Scheduler:
                 "queue": self._waiting(),
                 "running": sum(batch.images for batch in core.running),
                 "rate": core.rate.at(now),
-                "levels": [{"profile": level.profile, "accuracy": level.accuracy} for level in core.levels],
+                "levels": core.front(),
                 "table": core.table.record(),
             }

@@ -26,27 +26,27 @@ class SchedulerStats:
         self.total = Period()  # since the start
         self.recent = RecentSeconds(WINDOW + 1)
         self.accuracy_sum, self.accuracy_count = 0.0, 0
-        self.engine_s: defaultdict[str, float] = defaultdict(float)  # engine time by profile
-        self.batches: Counter[str] = Counter()  # by profile
-        self.last: str | None = None  # profile of the last batch whose width the policy chose
-        self.changes = 0  # times that the policy chose another profile than for the batch before
+        self.engine_s: defaultdict[str, float] = defaultdict(float)  # engine time by level
+        self.batches: Counter[str] = Counter()  # by level
+        self.last: str | None = None  # level of the last batch that the policy chose
+        self.changes = 0  # times that the policy chose another level than for the batch before
 
     def answer(self, request: Request, level: Level, now: float) -> None:
         """A request was answered."""
         outcome = IN_TIME if now <= request.deadline else LATE
         for period in (self.total, self.recent.second(now)):
-            period.count(outcome, now - request.arrived, (level.profile,))
+            period.count(outcome, now - request.arrived, (level.name,))
         if not math.isnan(level.accuracy):
             self.accuracy_sum += level.accuracy
             self.accuracy_count += 1
 
-    def ran(self, profile: str, seconds: float, chosen: bool) -> None:
-        """A batch has run; `chosen`: its width was chosen by the policy, not by its requests."""
-        self.engine_s[profile] += seconds
-        self.batches[profile] += 1
+    def ran(self, level: str, seconds: float, chosen: bool) -> None:
+        """A batch has run; `chosen`: its level was chosen by the policy, not by its requests."""
+        self.engine_s[level] += seconds
+        self.batches[level] += 1
         if chosen:
-            self.changes += self.last not in (None, profile)
-            self.last = profile
+            self.changes += self.last not in (None, level)
+            self.last = level
 
     def reject(self, error: Exception, now: float) -> None:
         """A request got an error instead of an answer."""

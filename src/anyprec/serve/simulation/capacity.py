@@ -71,7 +71,7 @@ def highest_rate(
     The same requests are sent faster or slower, so that attainment falls monotonically with the rate.
     """
     unit = gamma(1.0, cv2, requests, seed)
-    # Start from the rate that keeps the engines busy with single images at the fastest profile.
+    # Start from the rate that keeps the engines busy with single images at the fastest level.
     fastest = min(cells[1] for cells in setup.times.values())
     rate = setup.servers * setup.engines / fastest
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from anyprec.errors import Overloaded, ServeError
 from anyprec.serve.scheduling.core import Batch, SchedulerCore, default_margin
-from anyprec.serve.scheduling.latency import LatencyTable
+from anyprec.serve.scheduling.latency import GoesOn, LatencyTable
 from anyprec.serve.scheduling.queue import QueueLimits, Request
 
 BALANCES = ("two", "least", "round", "random")
@@ -55,8 +55,10 @@ class Autoscale:
 
 @dataclass(frozen=True)
 class SimulationSetup:
-    times: Mapping[str, Mapping[int, float]]  # profile -> batch -> seconds
+    times: Mapping[str, Mapping[int, float]]  # level -> batch -> seconds
     accuracies: Mapping[str, float | None] = field(default_factory=dict)  # percent
+    cascades: Mapping[str, GoesOn] = field(default_factory=dict)
+    levels: Sequence[str] | None = None  # names of those that may run; None: all
     slo: float = 0.05
     policy: str = "adaptive"
     bits: int | str | None = None
@@ -76,13 +78,14 @@ class SimulatedServer:
     def __init__(self, setup: SimulationSetup) -> None:
         self.core = SchedulerCore(
             setup.accuracies,
-            LatencyTable(setup.times, setup.limits.max_batch),
+            LatencyTable(setup.times, setup.limits.max_batch, setup.cascades),
             policy=setup.policy,
             bits=setup.bits,
             slo=setup.slo,
             limits=setup.limits,
             margin=default_margin(setup.slo) if setup.margin is None else setup.margin,
             engines=setup.engines,
+            levels=setup.levels,
         )
         self.load = 0  # accepted requests not yet answered
         self.alive = True
@@ -95,9 +98,9 @@ class SimulationResult:
     setup: SimulationSetup
     sent: np.ndarray  # seconds
     latency: np.ndarray  # seconds, as the client saw it; inf: no answer
-    level: np.ndarray  # index into `profiles`; -1: no answer
-    profiles: tuple[str, ...]
-    accuracies: np.ndarray  # of `profiles`, percent
+    level: np.ndarray  # index into `levels`; -1: no answer
+    levels: tuple[str, ...]
+    accuracies: np.ndarray  # of `levels`, percent
     batches: int = 0
     busy: float = 0.0  # engine seconds
     server_seconds: float = 0.0
@@ -145,9 +148,9 @@ class SimulationResult:
 
     @property
     def histogram(self) -> dict[str, float]:
-        """Share of the answers at each profile."""
-        counts = np.bincount(self.level[self.answered], minlength=len(self.profiles))
-        return {p: float(c) / max(1, counts.sum()) for p, c in zip(self.profiles, counts, strict=True) if c}
+        """Share of the answers at each level."""
+        counts = np.bincount(self.level[self.answered], minlength=len(self.levels))
+        return {p: float(c) / max(1, counts.sum()) for p, c in zip(self.levels, counts, strict=True) if c}
 
     def timeline(self, window: float | None = None) -> list[dict[str, float | None]]:
         """A row for each `window` seconds (by default a sixtieth of the whole), as loadtest.plots draws them."""
@@ -171,7 +174,7 @@ class SimulationResult:
             }
             for level in used:
                 share = float((self.level[answered] == level).mean()) if len(latency) else None
-                row[f"share_{self.profiles[level]}"] = share
+                row[f"share_{self.levels[level]}"] = share
             rows.append(row)
         return rows
 
@@ -217,9 +220,9 @@ class Simulation:
         self.random = np.random.default_rng([seed, 1])  # not the stream of the arrivals
         self.servers = [SimulatedServer(setup) for _ in range(setup.servers)]
         first = self.servers[0].core
-        profiles = tuple(first.all_levels)
-        self.place = {profile: i for i, profile in enumerate(profiles)}
-        self.rows = first.table.rows  # true times; each core keeps its own estimate
+        levels = tuple(first.all_levels)
+        self.place = {name: i for i, name in enumerate(levels)}
+        self.rows, self.whole = dict(first.table.rows), dict(first.table.whole)  # true times; cores keep estimates
         low, high = setup.noise.way
         self.reach = sent + self.random.uniform(low, high, len(sent))
         self.back = self.random.uniform(low, high, len(sent))
@@ -229,7 +232,7 @@ class Simulation:
             sent,
             np.full(len(sent), np.inf),
             np.full(len(sent), -1, np.int32),
-            profiles,
+            levels,
             np.array([level.accuracy for level in first.all_levels.values()]),
             servers=[(0.0, setup.servers)],
         )
@@ -318,22 +321,31 @@ class Simulation:
         if batch is None:
             return
         noise = self.setup.noise
-        seconds = self.rows[batch.level.profile][batch.images]
+        seconds, went_on = self.true_time(batch)
         if noise.spread:
             seconds *= math.exp(noise.spread * self.normal())
         if noise.hiccups and self.uniform() < noise.hiccups * seconds:
             seconds += -noise.hiccup * math.log(1 - self.uniform())
         self.result.busy += seconds
-        self.push(now + seconds, END, (server, batch, seconds))
+        self.push(now + seconds, END, (server, batch, seconds, went_on))
 
-    def end(self, now: float, server: SimulatedServer, batch: Batch, seconds: float) -> None:
+    def true_time(self, batch: Batch) -> tuple[float, int | None]:
+        """Seconds without noise, and how many images of a cascade go on: a draw by its share."""
+        way = self.setup.cascades.get(batch.level.name)
+        if way is None:
+            return self.whole[batch.level.name][batch.images], None
+        went_on = sum(self.uniform() < way.share for _ in range(batch.images))
+        first = self.whole[way.first]
+        return first[batch.images] + max(0.0, self.whole[batch.level.name][went_on] - first[went_on]), went_on
+
+    def end(self, now: float, server: SimulatedServer, batch: Batch, seconds: float, went_on: int | None) -> None:
         if not server.alive:
             return
-        server.core.finish(batch, seconds, now)
+        server.core.finish(batch, seconds, now, went_on)
         server.load -= len(batch.requests)
         result = self.result
         result.batches += 1
-        level = self.place[batch.level.profile]
+        level = self.place[batch.level.name]
         for request in batch.requests:
             number: Any = request.done
             result.level[number] = level
@@ -363,7 +375,7 @@ class Simulation:
         rate = (arrived - self.arrived_before) / rule.every
         self.arrived_before = arrived
         # Servers needed if every request ran alone at the widest level.
-        top = self.servers[0].core.levels[-1].profile if self.servers else next(iter(self.rows))
+        top = self.servers[0].core.levels[-1].name if self.servers else next(iter(self.rows))
         needed = rate * self.rows[top][1] / (rule.busy * self.setup.engines)
         wanted = min(rule.most, max(rule.least, math.ceil(needed)))
         have = len(self.servers) + self.starting

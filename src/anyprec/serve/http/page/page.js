@@ -1,5 +1,5 @@
 // The page: reads /v2/models/NAME/live once a second, draws the last two minutes, sets the precision, and shows the
-// answer of every width for one image. No library, nothing fetched from elsewhere. Text is set as text, never as HTML.
+// answer of every level for one image. No library, nothing fetched from elsewhere. Text is set as text, never as HTML.
 "use strict";
 
 const SPAN = 120; // seconds shown
@@ -55,7 +55,7 @@ async function watch() {
 function take(seen) {
   for (const second of seen.seconds) KEEP.set(seen.time - second.ago, second);
   for (const time of KEEP.keys()) if (time < seen.time - SPAN) KEEP.delete(time);
-  const first = !last || last.model_name !== seen.model_name || last.widths.length !== seen.widths.length;
+  const first = !last || last.model_name !== seen.model_name || last.levels.length !== seen.levels.length;
   last = seen;
   if (first) makeDial();
   show();
@@ -79,7 +79,7 @@ function state(level, words) {
 }
 
 function show() {
-  const names = last.widths.map((width) => width.bits);
+  const names = last.levels.map((level) => level.name);
   const rows = [...KEEP].sort((a, b) => a[0] - b[0]).map(([time, second]) => ({ time, ...second }));
   const now = last.window, share = now.attainment; // every tile is of this one window
   $("figures").classList.remove("stale");
@@ -100,6 +100,8 @@ function show() {
     if (box && !box.checked && !$("dial").contains(document.activeElement)) box.checked = true;
     $("dial-note").textContent = NOTES[value] ?? `Every request runs at ${title(value)}, however many are late.`;
   }
+  front();
+  strips();
   const empty = rows.every((row) => !row.requests);
   $("empty").hidden = !empty;
   for (const id of ["charts", "note", "details"]) $(id).hidden = empty;
@@ -146,21 +148,30 @@ function set(id, text, bad = false) {
 const ms = (value) => value >= 10000 ? `${(value / 1000).toFixed(1)} s` : value >= 100 ? `${value.toFixed(0)} ms` : value >= 10 ? `${value.toFixed(1)} ms` : `${value.toFixed(2)} ms`;
 // Never rounded to all or nothing: 99.996 % is not 100 %.
 const percent = (share) => share === 1 || share === 0 ? `${100 * share} %` : share < 0.001 ? "< 0.1 %" : share > 0.99 ? `${Math.min(99.99, 100 * share).toFixed(2)} %` : `${(100 * share).toFixed(1)} %`;
-const title = (name) => name === FLOAT ? "float" : /^\d+$/.test(name) ? `${name} bit` : name;
-const color = (name) => `var(--${name === FLOAT ? "wf" : /^[1-8]$/.test(name) ? `w${name}` : "wm"})`;
+const title = (name) => name === FLOAT ? "float" : name === "auto" ? "cascade" : /^\d+$/.test(name) ? `${name} bit` : name;
+
+// A plan lies between the colors of the widths around its mean.
+function color(name) {
+  if (name === FLOAT) return "var(--wf)";
+  if (name === "auto") return "var(--wa)";
+  if (/^[1-8]$/.test(name)) return `var(--w${name})`;
+  const bits = last?.levels.find((level) => level.name === name)?.bits[0];
+  if (!bits?.length) return "var(--wm)";
+  const mean = Math.min(8, bits.reduce((total, width) => total + width, 0) / bits.length), low = Math.floor(mean);
+  return `color-mix(in srgb, var(--w${Math.ceil(mean)}) ${Math.round(100 * (mean - low))}%, var(--w${low}))`;
+}
 
 // --- The dial ---------------------------------------------------------------------------------------------------------
 
 const NOTES = {
-  adaptive: "Every batch runs at the most accurate width that still meets the deadlines.",
-  accuracy: "Every batch runs at the widest width, unless its deadline would surely be missed.",
+  adaptive: "Every batch runs at the most accurate level that still meets the deadlines.",
+  accuracy: "Every batch runs at the most accurate level, unless its deadline would surely be missed.",
 };
 
 function makeDial() {
   const choices = $("choices");
   choices.replaceChildren();
-  const widths = last.widths.map((width) => width.bits);
-  for (const value of ["adaptive", "accuracy", ...widths]) {
+  for (const value of ["adaptive", "accuracy", ...last.levels.map((level) => level.name)]) {
     const box = make("input", { type: "radio", name: "precision", value });
     box.addEventListener("change", () => choose(value));
     const words = { adaptive: "adaptive", accuracy: "accuracy first" }[value] ?? title(value);
@@ -179,6 +190,71 @@ async function choose(value) {
   } catch (error) {
     trouble(error);
   }
+}
+
+// --- Levels -----------------------------------------------------------------------------------------------------------
+
+// The level of most answers in the window; of the last batch, where there were none.
+function inUse() {
+  const counts = Object.entries(last.window.bits).sort((a, b) => b[1] - a[1]);
+  return counts.length ? counts[0][0] : last.last_level ?? null;
+}
+
+// Time against accuracy: the front as a line, levels that policies pass over as rings, the one in use with a halo.
+function front() {
+  const known = last.levels.filter((level) => level.accuracy !== null && level.name !== FLOAT);
+  $("levels").hidden = known.length < 2;
+  if ($("levels").hidden) return;
+  const box = $("front"), width = Math.max(200, box.clientWidth), height = box.clientHeight;
+  const used = inUse(), times = known.map((level) => level.ms), rights = known.map((level) => level.accuracy);
+  const high = above(Math.max(...times)), spread = Math.max(0.2, Math.max(...rights) - Math.min(...rights));
+  const across = LINEAR(0, high, round(0, high)), low = Math.max(0, Math.min(...rights) - 0.15 * spread);
+  const top = Math.min(100, Math.max(...rights) + 0.15 * spread), up = LINEAR(low, top, round(low, top));
+  const x = (value) => LEFT + (width - LEFT - RIGHT) * across.at(value), y = (value) => TOP + (height - TOP - BOTTOM) * (1 - up.at(value));
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": `Levels by time and accuracy: ${known.map((level) => `${title(level.name)} ${ms(level.ms)}, ${level.accuracy.toFixed(2)} %${level.front ? "" : ", not on the front"}`).join("; ")}` });
+  for (const value of up.ticks) root.append(
+    svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+    svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
+  for (const value of across.ticks) root.append(svg("text", { x: x(value), y: height - 4, "text-anchor": "middle" }, value ? `${value} ms` : "0"));
+  const chosen = known.filter((level) => level.front).sort((a, b) => a.ms - b.ms);
+  root.append(svg("path", { d: chosen.map((level, i) => `${i ? "L" : "M"}${x(level.ms).toFixed(1)} ${y(level.accuracy).toFixed(1)}`).join(""), fill: "none", stroke: "var(--quiet)", "stroke-width": 1.5 }));
+  const written = []; // names that would cover another are left out: the tip has them
+  for (const level of [...known].sort((a, b) => (b.name === used) - (a.name === used) || b.front - a.front)) {
+    const place = { cx: x(level.ms), cy: y(level.accuracy) };
+    if (level.name === used) root.append(svg("circle", { ...place, r: 10, fill: "none", stroke: "var(--main)", "stroke-width": 2.5 }));
+    const share = last.window.went_on ?? level.share;
+    const about = `${title(level.name)}: ${ms(level.ms)}, ${level.accuracy.toFixed(2)} %${level.share === null ? "" : `, ${percent(share)} go on`}${level.front ? "" : "; another level is better in both"}`;
+    root.append(svg("circle", { ...place, r: level.front ? 5 : 4, fill: level.front ? color(level.name) : "var(--panel)", stroke: color(level.name), "stroke-width": 1.5 }, svg("title", {}, about)));
+    const text = { x: place.cx + 12, y: place.cy + 14, wide: 7 * title(level.name).length };
+    const free = written.every((other) => Math.abs(other.y - text.y) > 12 || text.x > other.x + other.wide || other.x > text.x + text.wide);
+    if (!level.front || !free || text.x + text.wide > width) continue;
+    written.push(text);
+    root.append(svg("text", { class: "named", x: text.x, y: text.y }, title(level.name)));
+  }
+  box.replaceChildren(root);
+}
+
+// Bits of every layer at the level in use, a line for each stage of a cascade.
+function strips() {
+  const used = inUse(), level = last.levels.find((one) => one.name === used), box = $("strips");
+  const share = last.window.went_on;
+  const text = JSON.stringify([used, level?.bits, share, last.layers]);
+  if (box.dataset.shown === text) return;
+  box.dataset.shown = text;
+  if (!level || !last.layers.length) { box.replaceChildren(make("p", { class: "quiet" }, "No batch has run yet.")); return; }
+  const lines = level.bits.map((bits, stage) => {
+    const words = level.bits.length === 1 ? title(used)
+      : stage === 0 ? "first, for all inputs" : share === null ? "then, for unsure ones" : `then, for ${percent(share)} of them`;
+    const cells = bits.map((width, i) => {
+      const cell = make("span", { title: `${last.layers[i]}: ${title(String(width))}` }, width === 32 ? "f" : `${width}`);
+      cell.style.background = color(String(width));
+      return cell;
+    });
+    return [make("dt", {}, words), make("dd", { class: "strip", "aria-label": `bits by layer: ${bits.join(", ")}` }, ...cells)];
+  });
+  const also = used !== "auto" && share !== null ? [make("p", { class: "quiet" }, `Of the inputs that ran at the cascade, ${percent(share)} went on.`)] : [];
+  box.replaceChildren(make("dl", {}, ...lines.flat()), ...also);
 }
 
 // --- Charts -----------------------------------------------------------------------------------------------------------
@@ -334,14 +410,14 @@ function charts(rows, names) {
       const places = names.filter((name) => now?.bits[name]).map((name) => {
         const part = now.bits[name] / runs(now);
         below += part;
-        return [part > 0.08 ? title(name) : "", below - part / 2];
+        return [part > 0.08 && title(name).length < 8 ? title(name) : "", below - part / 2]; // longer ones: the legend
       });
       return [...bars(rows, x, y, (row) => names.map((name) => [(row.bits[name] ?? 0) / runs(row), color(name)])), ...named(places, x, y)];
     },
     (row) => names.filter((name) => row.bits[name]).map((name) => `${row.bits[name]} at ${title(name)}`).join(", ") || "no answers",
-    "Share of answers at each width");
+    "Share of answers at each level");
 
-  const accuracies = last.widths.map((width) => width.accuracy).filter((value) => value !== null);
+  const accuracies = last.levels.map((level) => level.accuracy).filter((value) => value !== null);
   if (accuracies.length) {
     const low = Math.max(0, Math.floor(Math.min(...accuracies) - 1)), high = Math.min(100, Math.ceil(Math.max(...accuracies) + 1));
     draw("accuracy", rows, LINEAR(low, high, round(low, high)), (value) => `${value}`,
@@ -349,7 +425,7 @@ function charts(rows, names) {
       (row) => row.accuracy === null ? "no answers" : `${row.accuracy.toFixed(2)} %`,
       "Accuracy expected of what is served");
   } else {
-    $("accuracy").textContent = "The model file does not note the accuracy of its widths; anyprec pack notes that of a run it packs.";
+    $("accuracy").textContent = "The model file does not note the accuracy of its levels; anyprec pack notes that of a run it packs.";
   }
   legend("load-legend", [["in time", "var(--main)"], ["late", "url(#late)"], ["refused, given up or failed", "url(#missed)"]]);
   legend("latency-legend", rows.some(silent) ? [["requests, but no answers", "none"]] : []);
@@ -385,7 +461,7 @@ async function classify(file) {
     answer.textContent = `${file.name} is not a JPEG or PNG image.`;
     return;
   }
-  answer.textContent = `Running ${file.name} at every width`;
+  answer.textContent = `Running ${file.name} at every level`;
   if (picture) URL.revokeObjectURL(picture);
   const shown = picture = URL.createObjectURL(file); // another image, dropped meanwhile, ends this one
   const runs = [];
@@ -407,7 +483,7 @@ function median(values) {
 
 // Labels and probabilities are the same in every run; times are medians over the runs.
 function compared(runs) {
-  const head = ["width", "answer", "how sure", "time", "accuracy"].map((words) => make("th", { scope: "col", class: words === "answer" ? "left" : "" }, words));
+  const head = ["level", "answer", "how sure", "time", "accuracy"].map((words) => make("th", { scope: "col", class: words === "answer" ? "left" : "" }, words));
   const body = runs[0].map((result, i) => {
     const best = result.labels[0] ?? {}, share = best.probability ?? best.share ?? 0;
     const meter = make("span", { class: "meter" }, make("i", {}));

@@ -1,0 +1,60 @@
+"""A model file with more levels than widths, for bench/serve.py: plans per layer and a cascade of a shipped model.
+
+    python bench/serve_levels.py --data DIR --out levels.apm
+
+Plans, thresholds and accuracies are those that bench/plans_cascades.py has found and written to bench/results; nothing
+is chosen here. Rows of the plans' tables are matched on the same 500 held-out training images as there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+from plans_cascades import SEARCHED, held_out
+
+from anyprec.cascade.cascade import Cascade, Stage
+from anyprec.data.catalog import balanced_subset
+from anyprec.format.file import read, write
+from anyprec.models.catalog import find
+from anyprec.search import PlanLayers, add_profile
+from anyprec.search.trial import PlanTrial
+
+RESULTS = Path(__file__).parent / "results"
+PLANS = ("latency-plan-1", "latency-plan-3", "latency-plan-5")
+CASCADE = "cascade-1-4"
+
+
+def rows_of(name):
+    with (RESULTS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cascade_of(model):
+    row = next(row for row in rows_of(f"cascades_{model}.csv") if row["cascade"] == CASCADE)
+    first = Stage(row["first"], float(row["threshold"]), float(row["temperature"]), 1.0)
+    last = Stage(row["last"], None, 1.0, float(row["held_out_share"]))
+    return Cascade("margin", (first, last), float(row["agreement"]), float(row["accuracy"]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cifar10-vgg")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    graph = read(find(args.model))
+    images = balanced_subset(held_out(args.data), SEARCHED).images
+    trial = PlanTrial(PlanLayers(graph), images)
+    for row in rows_of(f"plans_{args.model}.csv"):
+        if row["profile"] in PLANS:
+            plan = tuple(map(int, row["bits"].split()))
+            name = "plan-" + "".join(map(str, plan))
+            graph = add_profile(PlanLayers(graph), name, plan, trial.rows(plan), float(row["accuracy"]))
+    write(replace(graph, cascade=cascade_of(args.model).text()), args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Whether the server holds its target with all levels of a file: a few loads, as the machine is; docs/results.md.
+
+    python bench/serve_levels.py --data DIR --out levels.apm
+    python bench/serve_targets.py levels.apm --data DIR --work build/serve_targets [--cores 0:1]
+
+Target and C8 are found as in bench/serve.py, held at 8 bit. Then slices of seconds, policies in turn: "adaptive" has
+all levels of the file, numbers are widths held. Held-out training images are sent: every answer must be the file's own
+at the level that the server names. Interrupted, it goes on where it was. Writes bench/results/serve_targets.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import serve
+from plans_cascades import held_out
+from serve_results import grid_name, grid_row, seed_of, to_csv
+
+from anyprec.loadtest import arrivals
+from anyprec.progress import Progress
+
+CELLS = "1@1,1.5@1,2@1,2.5@1,0.8@4"  # load / C8 @ CV^2
+SENT = 2000  # images
+SLICE_S, ROUNDS = 5.0, 10
+KEPT = (
+    "load", "cv2", "policy", "slices", "requests", "misses", "attainment", "rejected", "late", "errors",
+    "wrong_answers", "p50_ms", "p99_ms", "mean_batch", "generator_late_p99_ms",
+)  # fmt: skip
+
+
+class Targets(serve.Bench):
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args)
+        self.options.append("--local-control")
+        self.scale = replace(
+            self.scale, slice_s=SLICE_S, rounds=args.rounds or ROUNDS, capacity_s=args.capacity, alone=100
+        )
+        serve.STOLEN_S = math.inf  # on a virtual machine some is always stolen: it is part of the machine as it is
+        self.cells = [tuple(map(float, cell.split("@"))) for cell in args.cells.split(",")]
+        self.policies = tuple(args.policies.split(","))
+        self.minutes = args.minutes
+        self.begun = time.monotonic()
+
+    def slice(self, name, policy, times, seed, plan=None, repeats=1):
+        return super().slice(name, policy, times, seed, plan, min(repeats, 1))
+
+    def in_cell(self, cv2: float) -> list[str]:
+        """Widths that are held are compared with in bursts only."""
+        return [policy for policy in self.policies if policy == "adaptive" or cv2 > 1]
+
+    def images(self):
+        data = held_out(self.data)
+        return data.images[:SENT], np.asarray(data.labels)[:SENT]
+
+    def levels(self) -> list[str]:
+        return [str(name) for name in self.target.accuracy]
+
+    def answers_of_the_file(self) -> dict[str, np.ndarray]:
+        path = self.work / "file.npz"
+        if not path.exists():
+            found = {}
+            self.packed.always_cascade = True
+            for name in self.levels():
+                parts = np.array_split(self.sent, len(self.sent) // 50)
+                found[name] = np.concatenate([self.packed(part, bits=name) for part in parts]).argmax(1)
+            np.savez(path, **found)
+        with np.load(path) as kept:
+            return {name: kept[name] for name in kept}
+
+    def grid(self) -> None:
+        with Progress(
+            "cells", total=self.scale.rounds * sum(len(self.in_cell(cv2)) for _, cv2 in self.cells), unit="slice"
+        ) as bar:
+            for turn in range(self.scale.rounds):
+                for number, (load, cv2) in enumerate(self.cells):
+                    seed = seed_of(turn, number)
+                    times = arrivals.gamma(load * self.facts["c8"], cv2, self.scale.slice_s, seed)
+                    for policy in self.in_cell(cv2):
+                        if time.monotonic() - self.begun > 60 * self.minutes:
+                            raise SystemExit("its time is up; run it again for the rest")
+                        self.slice(grid_name(load, cv2, policy, turn), policy, times, seed)
+                        bar.update()
+                self.keep_table()
+
+    def rows(self, own: dict[str, np.ndarray]) -> list[dict[str, object]]:
+        found = []
+        measured = self.measured(own)
+        for load, cv2 in self.cells:
+            for policy in self.policies:
+                parts = measured.slices(load, cv2, policy)
+                if not parts:
+                    continue
+                row = grid_row(measured, load, cv2, policy, parts)
+                whole = [name for part in parts for name in part.outcome.profile[part.outcome.profile != ""].tolist()]
+                shares = {name: whole.count(name) / max(1, len(whole)) for name in own}
+                expected = sum(share * self.target.accuracy[name] for name, share in shares.items())
+                found.append(
+                    {name: row[name] for name in KEPT}
+                    | {"expected_accuracy": expected, "points_lost": self.target.accuracy["8"] - expected}
+                    | {f"share_{name}": share for name, share in shares.items() if share}
+                )
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--work", default="build/serve_targets", help="where slices are kept")
+    parser.add_argument("--cells", default=CELLS, metavar="LOAD@CV2,...", help=f"loads, times C8 (default: {CELLS})")
+    parser.add_argument("--policies", default="adaptive,8", help="adaptive, or levels to hold")
+    parser.add_argument("--rounds", type=int, help=f"slices of every cell (default: {ROUNDS})")
+    parser.add_argument("--capacity", type=float, default=6.0, metavar="S", help="seconds of a load when C8 is sought")
+    parser.add_argument("--minutes", type=float, default=60.0, help="then stop; run it again for the rest")
+    parser.add_argument("--cores", metavar="SENDER:SERVER", help="cores of this process and of the server, such as 0:1")
+    parser.add_argument("--only", default="capacity,grid", help="'': the table of what was measured")
+    parser.add_argument("--serve", action="append", default=[], metavar="OPTION", help="of `anyprec serve`, as it is")
+    parser.add_argument("--results", default=Path(__file__).parent / "results" / "serve_targets.csv", type=Path)
+    args = parser.parse_args()
+    args.quick, args.fresh, args.dataset = False, False, "held-out"
+    if args.cores:
+        sender, server = (int(core) for core in args.cores.split(":"))
+        os.sched_setaffinity(0, {sender})
+        serve.Server.cores = {server}
+    bench = Targets(args)
+    try:
+        bench.find_target()
+        bench.answers_of_the_file()
+        for part in filter(None, args.only.split(",")):
+            getattr(bench, part)()
+    finally:
+        bench.end()
+        if hasattr(bench, "target"):
+            rows = bench.rows(bench.answers_of_the_file())
+            if rows:
+                columns = list(dict.fromkeys(name for row in rows for name in row))
+                to_csv(args.results, [{name: row.get(name, 0) for name in columns} for row in rows])
+            for row in rows:
+                print(
+                    f"{row['load']:g} x C8, CV^2 {row['cv2']:g}, {row['policy']}: {row['misses']} of {row['requests']} "
+                    f"missed ({row['rejected']} refused, {row['late']} late), {100 * row['attainment']:.3f} % in time, "
+                    f"{row['points_lost']:.2f} points lost, {row['wrong_answers']} wrong; "
+                    + " ".join(f"{k[6:]}:{100 * v:.0f}%" for k, v in row.items() if k.startswith("share_"))
+                )
+
+
+if __name__ == "__main__":
+    main()
