@@ -265,6 +265,12 @@ def test_another_width_for_all_needs_no_new_replica(pair, path):
     wait_for("8 bit everywhere", lambda: only(8))
 
 
+def test_only_the_levels_that_are_given(cluster, path):
+    cluster.deploy("few", model=str(path), levels=[1, 4], **{**PAIR, "min_replicas": 1, "max_replicas": 1})
+    assert ask(cluster.port, "GET", "/few/v2/models/net").json["parameters"]["levels"] == ["1", "4"]
+    assert answer(cluster.port, "few", images(), Seen()).json["parameters"]["bits"] == 4
+
+
 def test_replaced_replicas_fail_no_request(pair, path):
     """A new deployment under load: the old replicas answer what they have, then go."""
     seen, wait = load(pair.port, "pair", path, 6, deadline_ms=60_000)

@@ -159,16 +159,26 @@ def test_a_day():
 
 
 def test_options_from_a_command_line_and_from_a_file():
-    typed = {"model": ["a.apm", "b=x/b.apm"], "slo": "50ms", "bits": 4, "busy": 0.5, "num_cpus": 1}
+    typed = {
+        "model": ["a.apm", "b=x/b.apm"],
+        "slo": "50ms",
+        "levels": [1, 4, "auto"],
+        "bits": 4,
+        "busy": 0.5,
+        "num_cpus": 1,
+    }
     words = {
         "model": "a.apm,b=x/b.apm",
         "slo": "50ms",
+        "levels": "1,4,auto",
         "bits": "4",
         "busy": "0.5",
         "num_cpus": "1",
     }
     assert read_options(typed) == read_options(words)
-    assert read_options(words) == Options(model=("a.apm", "b=x/b.apm"), slo=0.05, bits=4, busy=0.5, num_cpus=1.0)
+    assert read_options(words) == Options(
+        model=("a.apm", "b=x/b.apm"), slo=0.05, bits=4, levels=("1", "4", "auto"), busy=0.5, num_cpus=1.0
+    )
     assert read_options({"model": "a.apm", "bits": None, "downscale_delay": "5m"}).downscale_delay == 300.0
 
 
@@ -185,6 +195,7 @@ def test_options_from_a_command_line_and_from_a_file():
         ({"model": "a.apm", "layout": "CHW"}, "layout='CHW' is not known"),
         ({"model": "a.apm", "min_replicas": "3", "max_replicas": "2"}, "min_replicas=3 is more than max_replicas=2"),
         ({"model": "a.apm", "slo": "5ms", "transit": "5ms"}, "leaves nothing of slo=0.005s"),
+        ({"model": "a.apm", "levels": "1,,8"}, "levels='1,,8' cannot be: '1,,8' is not a list of names"),
         ({"model": "a.apm,dir/a.apm"}, "two models are called 'a'"),
     ],
 )

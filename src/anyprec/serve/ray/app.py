@@ -84,6 +84,7 @@ class Replica:
         self.name = serve.get_replica_context().replica_tag
         settings = Settings(
             slo_s=options.slo,
+            levels=options.levels,
             layout=options.layout,
             threads=options.threads,
             engine_threads=options.engines,

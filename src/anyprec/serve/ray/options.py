@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from anyprec.arguments import delay, duration, positive
+from anyprec.arguments import delay, duration, names, positive
 from anyprec.choices import LAYOUTS
 from anyprec.errors import ServeError
 from anyprec.serve.models import named_paths
@@ -27,6 +27,7 @@ class Options:
     transit: float = 0.01  # part of the target kept for the way through Ray's proxy, in and out
     policy: str = "adaptive"
     bits: int | str | None = None
+    levels: tuple[str, ...] | None = None  # None: all of the file
     layout: str = "NCHW"
     threads: int = 1
     engines: int = 1
@@ -68,6 +69,7 @@ READ: dict[str, Callable[[str], Any]] = {
     "slo": duration,
     "transit": delay,
     "bits": width,
+    "levels": names,
     "threads": positive,
     "engines": positive,
     "max_batch": positive,
@@ -87,11 +89,11 @@ CHOICES = {"policy": ("adaptive", "accuracy"), "layout": LAYOUTS}
 
 def read_options(given: Mapping[str, Any]) -> Options:
     """Strings from the command line, or values from YAML. Times need a unit in both: `slo: 50ms`."""
-    names = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(Options)]
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in names:
-            raise ServeError(f"{name}={value!r} is no option of the Ray application; there are {', '.join(names)}")
+        if name not in known:
+            raise ServeError(f"{name}={value!r} is no option of the Ray application; there are {', '.join(known)}")
         if value is None:
             continue
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
