@@ -11,8 +11,8 @@
 Copies share the weights; a pickle holds the path of the file, which is opened again where it is unpickled.
 
 The work is done by the C++ engine (native/include/anyprec/engine.h), without the GIL; calls from many threads are
-safe. What is here turns names of profiles into numbers, arrays into the engine's layout, and mistakes into clear
-errors.
+safe. What is here turns names of profiles into numbers, and mistakes into clear errors; arrays.py turns arrays into
+the engine's layout.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyprec import _native
 from anyprec.cascade import answering
 from anyprec.cascade.cascade import Cascade
-from anyprec.choices import LAYOUTS
 from anyprec.errors import CascadeError, InputError, ModelClosed, UnsupportedBits
 from anyprec.models.catalog import find
 from anyprec.preprocessing import Preprocessing
+from anyprec.run.arrays import InputInfo, check_layout, check_threads, in_order, input_arrays, output_array
 from anyprec.run.model_source import ModelSource
 from anyprec.widths import FLOAT, check_bits, parse_widths
 
@@ -47,7 +47,6 @@ json_numbers = _native.json_numbers  # float32 -> the numbers of a JSON array, w
 CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0); `cancel()` from any thread
 
 Bits = int | str  # a width, the name of a profile, "random" or "auto"
-MOST_WHOLE = 2**24  # of inputs that hold whole numbers: float32 has all up to it
 RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
 AUTO = "auto"  # the file's cascade; a profile of that name in an old file takes precedence
 
@@ -81,14 +80,6 @@ def load(
         raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
     native, source = ModelSource.load(os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "")
     return PackedModel(native, source, threads=threads, layout=layout, check_finite=check_finite)
-
-
-class InputInfo(NamedTuple):
-    """One input of the file, in Python: a call reads it several times, and each look into the engine takes a while."""
-
-    name: str
-    shape: tuple[int, ...]  # without N; 0 where free
-    integer: bool
 
 
 class PackedModel:
@@ -127,7 +118,7 @@ class PackedModel:
                 f"max_bits leaves no profile of this file; the narrowest, {least.name}, needs more planes"
             )
         self.threads = threads
-        self.layout = _check_layout(layout)
+        self.layout = check_layout(layout)
 
     def _find_profiles(self) -> None:
         self._cascade: Cascade | None = None  # checked against the profiles when it is first used
@@ -344,18 +335,18 @@ class PackedModel:
         if threshold is not None and not is_auto:
             raise InputError("threshold= is how sure a cascade must be; it goes with bits='auto'")
         name = AUTO if is_auto else self._choose(bits)
-        layout = self.layout if layout is None else _check_layout(layout)
-        given = self._ordered(inputs, named)
+        layout = self.layout if layout is None else check_layout(layout)
+        given = in_order(self._inputs, inputs, named)
         single = np.ndim(given[0]) == 3 and len(self._inputs[0].shape) == 3
-        arrays = self._arrays(given, layout)
-        threads = _check_threads(self.threads if threads is None else threads)
+        arrays = input_arrays(self._inputs, given, layout)
+        threads = check_threads(self.threads if threads is None else threads)
         count = len(arrays[0])
         if not count:  # one image of zeros is run, for its shape and every complaint there may be
             arrays = [np.zeros((1, *x.shape[1:]), x.dtype) for x in arrays]
 
         passes = Passes(self, arrays, threads, layout, cancel)
         made = self._run_cascade(passes, threshold, count) if is_auto else passes.run(name)
-        outputs = tuple(_shaped(y[:count], layout, single) for y in made)
+        outputs = tuple(output_array(y[:count], layout, single) for y in made)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _run_cascade(self, passes: Passes, threshold: float | None, count: int) -> list[np.ndarray]:
@@ -394,69 +385,6 @@ class PackedModel:
 
         return predict(self, x, bits, top, layout, threads)
 
-    def _ordered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """The inputs in the order of the file, from those given by place and by name."""
-        if not named and len(inputs) == len(self._inputs):
-            return list(inputs)
-        names = [info.name for info in self._inputs]
-        listed = f"{len(names)} input{'s' if len(names) > 1 else ''} ({', '.join(names)})"
-        if len(inputs) > len(names):
-            raise InputError(f"{len(inputs)} inputs are given; the model takes {listed}")
-        for name in named:
-            if name not in names:
-                raise InputError(f"there is no input {name!r}; the model takes {listed}")
-            if name in names[: len(inputs)]:
-                raise InputError(f"input {name!r} is given twice, by its place and by its name")
-        for name in names[len(inputs) :]:
-            if name not in named:
-                raise InputError(f"input {name!r} is missing; the model takes {listed}")
-        return [*inputs, *(named[name] for name in names[len(inputs) :])]
-
-    def _arrays(self, given: list[Any], layout: str) -> list[np.ndarray]:
-        infos = self._inputs
-        arrays = [self._array(x, info, layout) for x, info in zip(given, infos, strict=True)]
-        for x, info in zip(arrays, infos, strict=True):
-            if len(x) != len(arrays[0]):
-                raise InputError(f"input {info.name!r} has N = {len(x)}, and {infos[0].name!r} has {len(arrays[0])}")
-        return arrays
-
-    def _array(self, x: Any, info: InputInfo, layout: str) -> np.ndarray:
-        x = np.asarray(x)
-        first = info.name == "input"
-        title = "input" if first else f"input {info.name!r}"
-        x = self._image_axes(x, info, title, layout) if len(info.shape) == 3 else x
-        fits = x.ndim == len(info.shape) + 1
-        if len(info.shape) != 3:
-            fits = fits and all(size in (0, have) for size, have in zip(info.shape, x.shape[1:], strict=True))
-        if not fits:
-            wanted = ", ".join("any" if size == 0 else str(size) for size in info.shape)
-            raise InputError(f"{title} has shape {x.shape}; the model takes (N, {wanted})")
-        if info.integer:
-            return np.ascontiguousarray(_whole(x, title))
-        if x.dtype != np.uint8 or not first:
-            if x.dtype.kind != "f":
-                images = ", or uint8 images" if first and len(info.shape) == 3 else ""
-                raise InputError(f"{title} is {x.dtype}; give float32{images}")
-            x = x.astype(np.float32, copy=False)
-        return np.ascontiguousarray(x)
-
-    def _image_axes(self, x: np.ndarray, info: InputInfo, title: str, layout: str) -> np.ndarray:
-        """An image's array with four axes."""
-        if x.ndim in (3, 4) and not _fits(info.shape, x.shape, layout):
-            other = "NHWC" if layout == "NCHW" else "NCHW"
-            if _fits(info.shape, x.shape, other):
-                raise InputError(
-                    f"{title} has shape {x.shape}, which is not layout={layout!r}: the model takes images of "
-                    f"{info.shape[2]} channels; it fits with layout={other!r}, given to the call or to load"
-                )
-        if x.ndim == 3:
-            x = x[None]
-        elif x.ndim == 2:
-            x = x[:, :, None, None] if layout == "NCHW" else x[:, None, None, :]
-        if x.ndim != 4:
-            raise InputError(f"{title} has shape {x.shape}; give images ({layout}), one image of three axes, or (N, F)")
-        return x
-
     def output_shapes(self, n: int, height: int, width: int) -> list[tuple[int, ...]]:
         """What `n` images of this size give, before they are run: (N, C), or (N, C, H, W) and (N, H, W, C)."""
         found: list[tuple[int, ...]] = []
@@ -475,7 +403,7 @@ class PackedModel:
 
     @threads.setter
     def threads(self, threads: int) -> None:
-        self._threads = _check_threads(threads)
+        self._threads = check_threads(threads)
 
     # --- About -------------------------------------------------------------------------------------------------
 
@@ -547,9 +475,10 @@ class PackedModel:
         x: the input, or a list of all inputs.
         """
         number = self._numbers[self._choose(bits)]
-        layout = self.layout if layout is None else _check_layout(layout)
-        threads = _check_threads(self.threads if threads is None else threads)
-        arrays = self._arrays(self._ordered(tuple(x) if isinstance(x, (list, tuple)) else (x,), {}), layout)
+        layout = self.layout if layout is None else check_layout(layout)
+        threads = check_threads(self.threads if threads is None else threads)
+        given = in_order(self._inputs, tuple(x) if isinstance(x, (list, tuple)) else (x,), {})
+        arrays = input_arrays(self._inputs, given, layout)
         return self._engine.steps(arrays, number, max(1, int(repeat)), threads, layout == "NCHW")
 
     def __repr__(self) -> str:
@@ -616,39 +545,3 @@ def is_random(bits: object) -> bool:
 def all_finite(x: np.ndarray) -> bool:
     """Whether no number of `x`, float32 or uint8, is NaN or infinite; a call refuses such input."""
     return x.dtype == np.uint8 or _native.all_finite(np.ascontiguousarray(x))
-
-
-def _fits(wanted: Sequence[int], shape: tuple[int, ...], layout: str) -> bool:
-    given = shape[-3:] if layout == "NHWC" else (*shape[-2:], shape[-3])  # H, W, C
-    return all(want in (0, have) for want, have in zip(wanted, given, strict=True))
-
-
-def _whole(x: np.ndarray, title: str) -> np.ndarray:
-    """Whole numbers as float32, which holds them exactly up to 2^24."""
-    if x.dtype.kind not in "iuf":
-        raise InputError(f"{title} is {x.dtype}; give whole numbers")
-    if x.dtype.kind == "f" and not (x == np.rint(x)).all():
-        raise InputError(f"{title} has numbers that are not whole")
-    if x.size and (x.min() < -MOST_WHOLE or x.max() > MOST_WHOLE):
-        raise InputError(f"{title} has numbers beyond -2^24 .. 2^24")
-    return x.astype(np.float32, copy=False)
-
-
-def _shaped(y: np.ndarray, layout: str, single: bool) -> np.ndarray:
-    if y.ndim == 4 and y.shape[1] == y.shape[2] == 1:
-        y = y[:, 0, 0, :]
-    elif y.ndim == 4 and layout == "NCHW":
-        y = np.ascontiguousarray(y.transpose(0, 3, 1, 2))
-    return y[0] if single else y
-
-
-def _check_layout(layout: str) -> str:
-    if layout not in LAYOUTS:
-        raise InputError(f"layout={layout!r} is not known; choose 'NCHW' or 'NHWC'")
-    return layout
-
-
-def _check_threads(threads: int) -> int:
-    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or not 1 <= threads <= 1024:
-        raise InputError(f"threads={threads!r} is not a number of threads; give 1 or more")
-    return int(threads)
