@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from sampling import sampled
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -36,7 +37,10 @@ def anchors(path):
     return {re.sub(r"[-\s]+", "-", title) for title in plain}
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=named)
+LONG = [ROOT / "docs" / "cli" / "reproduce.md", ROOT / "docs" / "guides" / "compliance.md"]
+
+
+@pytest.mark.parametrize("path", sampled([p for p in PAGES if blocks(p)], 1, slow=LONG), ids=named)
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

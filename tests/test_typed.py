@@ -18,6 +18,7 @@ def test_the_file_uses_every_public_name():
     assert set(anyprec.__all__) <= words
 
 
+@pytest.mark.slow  # `make check` does the same
 def test_user_code_is_clean(tmp_path):
     pytest.importorskip("mypy")
     pytest.importorskip("torch")

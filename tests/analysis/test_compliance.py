@@ -176,6 +176,7 @@ def test_every_third_step(tmp_path):
     assert compliance.steps == [0, 3, 6]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_resumes_its_record(tmp_path, monkeypatch):
     whole, _ = train_observed(RECIPE, tmp_path / "whole", progress=False)
     from anyprec.analysis import compliance as module

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_rivals import write_packages
+from sampling import later
 from torch import nn
 
 from anyprec.bench import race as bench_module
@@ -395,14 +396,14 @@ def fake_rivals(tmp_path, monkeypatch):
     ("fate", "reason", "signal"),
     [
         ("SIGILL@start", "died of SIGILL (the last words of start)", "SIGILL"),
-        pytest.param("SIGSEGV@race", "died of SIGSEGV (the last words of race)", "SIGSEGV", marks=pytest.mark.slow),
-        ("SIGILL@file", "died of SIGILL (the last words of file) while its file was made", "SIGILL"),
+        later(("SIGSEGV@race", "died of SIGSEGV (the last words of race)", "SIGSEGV")),
+        later(("SIGILL@file", "died of SIGILL (the last words of file) while its file was made", "SIGILL")),
         ("hang@start", "did not answer within 1 s and was ended", None),
-        pytest.param("hang@race", "did not answer within 15 s and was ended", None, marks=pytest.mark.slow),
-        ("exit@start", "ended with code 3 without an answer", None),
-        pytest.param("garbage@start", "gave '\\\\xff no JSON' instead of an answer", None, marks=pytest.mark.slow),
-        pytest.param("raise@start", "RuntimeError: could not create a primitive", None, marks=pytest.mark.slow),
-        ("raise@file", "RuntimeError: could not create a primitive while its file was made", None),
+        later(("hang@race", "did not answer within 15 s and was ended", None)),
+        later(("exit@start", "ended with code 3 without an answer", None)),
+        later(("garbage@start", "gave '\\\\xff no JSON' instead of an answer", None)),
+        later(("raise@start", "RuntimeError: could not create a primitive", None)),
+        later(("raise@file", "RuntimeError: could not create a primitive while its file was made", None)),
     ],
 )
 def test_a_rival_that_dies_is_named_with_what_it_died_of(model, fake_rivals, monkeypatch, capsys, fate, reason, signal):

@@ -15,6 +15,7 @@ import sys
 import time
 
 import pytest
+from sampling import sampled
 
 from anyprec.cli import dispatch as cli
 
@@ -209,7 +210,7 @@ def test_a_full_disk_behind_standard_output(tmp_path):
 
 @pytest.mark.parametrize(
     "surroundings",
-    [{"COLUMNS": "1"}, {"COLUMNS": "x"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {}],
+    sampled([{"COLUMNS": "1"}, {"COLUMNS": "x"}, {"TERM": "dumb"}, {}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}]),
     ids=str,
 )
 def test_odd_surroundings(surroundings, place):

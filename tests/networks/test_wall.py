@@ -12,7 +12,6 @@ SAMPLE = {  # about 40 s together
     "timm/resnet10t", "timm/tinynet_e", "timm/convnext_atto",
     "transformers/BertForSequenceClassification", "transformers/GPT2LMHeadModel",
     "transformers/GPT2ForSequenceClassification", "transformers/ViTForImageClassification",
-    "transformers/SwinForImageClassification",
 }  # fmt: skip
 
 

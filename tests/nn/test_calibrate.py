@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import nn
 
 from anyprec.data import batches as batches_of
@@ -345,15 +346,17 @@ def test_checkpoints_hold_calibrated_widths():
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        lambda batches: iter(batches),
-        lambda batches: ((x, torch.zeros(16), "extra") for x in batches),
-        lambda batches: [[x] for x in batches],
-        lambda batches: [x.double().numpy() for x in batches],
-        lambda batches: [{"x": x} for x in batches],
-        lambda batches: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.cat(batches)), 16),
-        lambda batches: [*batches, "never reached"],
-    ],
+    sampled(
+        [
+            lambda batches: iter(batches),
+            lambda batches: ((x, torch.zeros(16), "extra") for x in batches),
+            lambda batches: [[x] for x in batches],
+            lambda batches: [x.double().numpy() for x in batches],
+            lambda batches: [{"x": x} for x in batches],
+            lambda batches: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.cat(batches)), 16),
+            lambda batches: [*batches, "never reached"],
+        ]
+    ),
 )
 def test_any_loader_will_do(wrap):
     model = trained(convert(Plain(), example=data(1)[0], clip="calibrated"))

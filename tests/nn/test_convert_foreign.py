@@ -5,6 +5,7 @@ All are built small and random from their configuration: nothing is downloaded.
 
 import pytest
 import torch
+from sampling import sampled
 from torch import nn
 
 from anyprec.nn.calibrate import calibrate
@@ -92,10 +93,10 @@ def build(name, seed=0):
     return net.eval(), torch.randn(8, 3, size, size)
 
 
-MOST = [pytest.param(n, marks=pytest.mark.slow) if n == "transformers-mobilenetv2" else n for n in NETS]
+MOST = sampled(NETS, 1, slow=["transformers-mobilenetv2"])
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", MOST)
 def test_the_whole_story(name, relative_errors):
     net, x = build(name)
     model = convert(net, example=x)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import nn
 
 from anyprec.nn.calibrate import calibrate
@@ -64,7 +65,7 @@ def test_every_width_is_alive(name, training):
             assert spread > 1e-3, (k, mode)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", sampled(NETS, 1, slow=["deep"]))
 def test_a_few_joint_steps_train_every_width(name):
     x = images(32)
     labels = (x.mean((1, 2, 3)) > 0).long() + 2 * (x[:, 0].mean((1, 2)) > 0).long()

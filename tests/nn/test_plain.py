@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sampling import sampled
 from torch import nn
 
 import anyprec
@@ -31,7 +32,7 @@ def scramble(model):
             value.data.copy_(torch.rand(value.shape, generator=dice) + 0.5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sampled(SMALL))
 @pytest.mark.parametrize("quantizer", ["nested", "dorefa"])
 def test_zoo_networks_give_the_same(name, quantizer):
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sampling import sampled
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, UncalibratedBits, UnsupportedBits
@@ -771,7 +772,7 @@ def lsq_error(w, bits, reach=None):
     return float(((w - quantizer.weight(quantizer.normalize(w), w, bits)).norm() / w.norm()).detach())
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", sampled(DISTRIBUTIONS, 3))
 def test_lsq_of_given_weights_is_good_at_8_bit_and_better_than_the_largest_weight_below(name):
     torch.manual_seed(0)
     w = DISTRIBUTIONS[name]()

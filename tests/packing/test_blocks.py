@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from sampling import sampled
 from torch import nn
 
 from anyprec.format.record import version_of
@@ -295,7 +296,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", sampled(NETWORKS))
 def test_network(matches, name):
     make, *inputs = NETWORKS[name]
     torch.manual_seed(0)

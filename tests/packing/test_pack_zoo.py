@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sampling import sampled
 
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.switching import any_layers, bits, widths_of
@@ -41,10 +42,10 @@ def network(name, **more):
     return model, x
 
 
-LONG = ("mobilenetv2", "resnet50", "deeplab-resnet50")
+LONG = ("mobilenetv2", "resnet20", "resnet18", "resnet50", "deeplab-resnet18", "deeplab-resnet50")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NETS])
+@pytest.mark.parametrize("name", sampled(NETS, 1, slow=LONG))
 def test_all_widths(agree, name):
     model, x = network(name)
     graph = agree(model, x)
@@ -58,7 +59,7 @@ def test_all_widths(agree, name):
 
 
 @pytest.mark.parametrize("quantizer, scale", [("nested", "mean"), ("dorefa", "mean"), ("lsq", "learned")])
-@pytest.mark.parametrize("name", ["resnet8", "resnet20-he"])
+@pytest.mark.parametrize("name", sampled(["resnet8", "resnet20-he"]))
 def test_all_quantizers(agree, name, quantizer, scale):
     more = {"depth": 8} if name == "resnet20-he" else {}
     model, x = network("resnet8", quantizer=quantizer, scale=scale)
@@ -73,7 +74,7 @@ def test_all_quantizers(agree, name, quantizer, scale):
         assert graph.planes[2] == (0, 1) and graph.planes[8] == tuple(range(8))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sampled(["resnet8", "resnet18", "resnet50"], 3))
 def test_quantized_skips(agree, kinds, name):
     model, x = network(name, skip="quantized")
     graph = agree(model, x)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sampling import sampled
 
 from anyprec.errors import CheckpointError
 from anyprec.format.model_file import ModelFile
@@ -55,10 +56,8 @@ def packed(tmp_path_factory, shaken):
 @pytest.mark.parametrize(
     ("net", "quantizer"),
     [
-        *((net, "lsq") for net in NETS if net != "mobilenetv2"),
-        pytest.param("mobilenetv2", "lsq", marks=pytest.mark.slow),
-        ("vgg-speed", "nested"),
-        ("resnet8", "nested"),
+        *sampled([(net, "lsq") for net in NETS], 1, slow=[("mobilenetv2", "lsq"), ("alexnet", "lsq")]),
+        *sampled([("vgg-speed", "nested"), ("resnet8", "nested")]),
     ],
 )
 def test_the_network_is_that_of_the_file(packed, net, quantizer):
@@ -133,7 +132,7 @@ def test_a_width_the_file_lacks_is_new(packed):
         assert torch.isfinite(again.eval()(images())).all()
 
 
-@pytest.mark.parametrize("quantizer", ["lsq", "nested"])
+@pytest.mark.parametrize("quantizer", sampled(["lsq", "nested"]))
 def test_float_weights_come_back(packed, quantizer):
     model, path = packed(quantizer=quantizer, name="float", keep_float=True)
     again = made("vgg-speed", 2, quantizer)

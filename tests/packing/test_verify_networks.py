@@ -3,6 +3,7 @@
 import pytest
 import torch
 from foreign import FOREIGN
+from sampling import sampled
 
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.convert import convert
@@ -45,10 +46,19 @@ def test_every_network_of_the_zoo_is_here():
     assert set(SMALL) == set(ZOO)
 
 
-LONG = ("resnet20x5", "resnet56-he", "resnet50", "mobilenetv2", "deeplab-resnet18", "deeplab-resnet50")
+LONG = (
+    "resnet20-he",
+    "resnet18",
+    "resnet20x5",
+    "resnet56-he",
+    "resnet50",
+    "mobilenetv2",
+    "deeplab-resnet18",
+    "deeplab-resnet50",
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SMALL])
+@pytest.mark.parametrize("name", sampled(SMALL, 1, slow=LONG))
 def test_zoo(name, tmp_path):
     torch.manual_seed(0)
     options, side = SMALL[name]
@@ -59,7 +69,10 @@ def test_zoo(name, tmp_path):
     assert_agrees(pack(model, tmp_path / "net.apm", example=example, keep_float=True), WIDTHS)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+LONG_FOREIGN = ("transformers MobileNetV2", "transformers ResNet", "norm-act DenseNet", "Inception")
+
+
+@pytest.mark.parametrize("name", sampled(FOREIGN, 1, slow=LONG_FOREIGN))
 def test_foreign(name, tmp_path):
     if "transformers" in name:
         pytest.importorskip("transformers")

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from blackbox import anyprec
 
 # Such a CPU, for processes with this file on their path: autocast to bf16 dies unless oneDNN is held to less than AMX.
@@ -31,6 +32,7 @@ sys.meta_path.insert(0, Finder())
 RECIPE = 'net = "resnet8"\ndata = "digits"\nwidths = [8]\nepochs = 1\nlimit = 64\nbatch_size = 32\namp = "bf16"\n'
 
 
+@pytest.mark.slow
 def test_training_with_amp_is_no_crash(tmp_path):
     """`anyprec train` with amp died of an illegal instruction, without a word."""
     (tmp_path / "sitecustomize.py").write_text(SITE)

@@ -69,6 +69,7 @@ def test_worse_numbers_fail_the_other_claims():
     assert not table5.distillation_claim("", "recursive", modes).holds
 
 
+@pytest.mark.slow
 def test_sizes_by_the_papers_accounting():
     dedicated, ours = table2.accounting(build("resnet50", num_classes=1000))
     then = paper.TABLE2["dedicated"][1:-1]

@@ -72,6 +72,7 @@ def test_an_experiment_from_training_to_report(tmp_path, capsys, monkeypatch):
     assert "holds a run at scale tiny" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_seeds_part_by_part(tmp_path, capsys, monkeypatch):
     """--only leaves the rest for later; the experiment is made when all its seeds are trained."""
     first, second = (t.name for t in trainings_of([EXPERIMENTS["gaps"]], "tiny", 2))

@@ -8,6 +8,7 @@ from engine_check import assert_exact, kernels_built, kernels_used, usable_isas
 from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
+from sampling import sampled
 
 from anyprec.errors import BadGraph, InputError
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, write
@@ -25,7 +26,7 @@ def draw(seed, **options):
 # --- Graphs drawn at random -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", sampled(range(100, 140), 3))
 def test_random_graphs(seed, tmp_path):
     graph, x = draw(seed)
     assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2))
@@ -105,7 +106,7 @@ def test_every_kernel_is_chosen(isa, tmp_path):
     assert used == kernels_built(isa)
 
 
-@pytest.mark.parametrize("c, out, kernel, ending, signed, groups", SHAPES)
+@pytest.mark.parametrize("c, out, kernel, ending, signed, groups", sampled(SHAPES))
 def test_every_pair_of_bits(c, out, kernel, ending, signed, groups, tmp_path):
     graph = pair_graph(c, out, kernel, ending, signed, groups, seed=c)
     assert_exact(graph, images((2, 3, 5), c=c), tmp_path / "net.apm", ISAS, threads=(1, 2))

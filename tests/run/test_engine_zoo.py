@@ -2,6 +2,7 @@
 
 import pytest
 from engine_check import assert_exact, usable_isas
+from sampling import sampled
 
 from anyprec.format import read
 from anyprec.run.model import load
@@ -40,10 +41,10 @@ def packed(name, options, side, path):
     return read(path), x.permute(0, 2, 3, 1).contiguous().numpy()
 
 
-LONG = ("mobilenetv2", "resnet50")
+LONG = ("mobilenetv2", "resnet50", "resnet20", "resnet20-he")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in NETS])
+@pytest.mark.parametrize("name", sampled(NETS, 1, slow=LONG))
 def test_small_networks(name, tmp_path):
     options, side, count = NETS[name]
     graph, x = packed(name, options, side, tmp_path / "packed.apm")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from engine_check import assert_exact, usable_isas
 from kernel_graphs import TOOM_COOK, float_graph
+from sampling import sampled
 from test_first_layers import POOLS, first_layer, window
 
 from anyprec.run import oracle_ops
@@ -27,11 +28,7 @@ def steps_of(models, x):
     return {isa: [step.work for step in model.steps(x, repeat=1)] for isa, model in models.items()}
 
 
-PLACES_AND_ENDINGS = [
-    pytest.param(place, *ending, marks=[pytest.mark.slow] if place == "mostly padding" and ending[1] > 5 else [])
-    for place in TOOM_COOK
-    for ending in ENDINGS
-]
+PLACES_AND_ENDINGS = sampled((place, *ending) for place in TOOM_COOK for ending in ENDINGS)
 
 
 @pytest.mark.parametrize("place, channels, out, ending", PLACES_AND_ENDINGS)
@@ -54,7 +51,7 @@ def test_all_others_are_plain_sums(place, tmp_path):
         assert not any("toom-cook" in w for w in work), (isa, work)
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", sampled(POOLS))
 def test_a_pool_behind_them(pool, tmp_path):
     """Bands of lines begin and end inside tiles, and with threads some tiles are computed twice."""
     graph = first_layer(window(*TOOM_COOK["7x7"]), POOLS[pool], clip=pool in ("spread", "apart"))

@@ -35,6 +35,7 @@ def test_a_plan_is_stored_and_runs(vgg_path, arrays, tmp_path, capsys):
         assert model(np.load(arrays)[:2].transpose(0, 3, 1, 2), bits="small").shape == (2, 10)
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_front_is_printed(vgg_path, arrays, capsys):
     assert main(["search", str(vgg_path), str(arrays), *FEW]) == 0
     out = capsys.readouterr().out

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sampling import sampled
 
 from anyprec.data import load_data
 from anyprec.errors import CheckpointError, DataError, Diverged, RecipeError
@@ -91,7 +92,7 @@ def train_in_two_parts(recipe, out, monkeypatch, stop_at):
     train(recipe, out, progress=False, resume=True)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5])  # inside the first epoch; inside the second (4 steps each)
+@pytest.mark.parametrize("stop_at", sampled([5, 1]))  # inside the first epoch; inside the second (4 steps each)
 def test_interrupted_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch, stop_at):
     recipe = SMALL.override(["save_minutes=0"])
     train(recipe, tmp_path / "whole", progress=False)
@@ -243,11 +244,15 @@ def test_start_from_a_narrower_network(finished, tmp_path):
         train(recipe.override(["widths=[1,32]"]), tmp_path / "float", progress=False)
 
 
-@pytest.mark.parametrize("settings", [["amp=bf16"], ["sampling=sandwich"], ["quantizer=lsq"], ["quantizer=dorefa"],
-                                      ["scale=learned", "scale_lr=0.1"], ["optimizer=adamw", "schedule=cosine"],
-                                      ["loss=recursive+label", "label_smoothing=0.1"], ["channels_last=false"],
-                                      ["optimizer=sgd", "nesterov=true", "schedule=triangle", "norm_lr=2"],
-                                      ["sampling=lowest", "average=0.9", "kurtosis=0.01"]])  # fmt: skip
+OPTIONS = [
+    ["amp=bf16"], ["sampling=sandwich"], ["quantizer=lsq"], ["quantizer=dorefa"], ["scale=learned", "scale_lr=0.1"],
+    ["channels_last=false"], ["loss=recursive+label", "label_smoothing=0.1"], ["optimizer=adamw", "schedule=cosine"],
+    ["sampling=lowest", "average=0.9", "kurtosis=0.01"],
+    ["optimizer=sgd", "nesterov=true", "schedule=triangle", "norm_lr=2"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", sampled(OPTIONS))
 def test_options_train(tmp_path, settings):
     results = train(SMALL.override([*settings, "epochs=1", "limit=128"]), tmp_path, progress=False)
     assert set(results) == {1, 2, 8, 32} and all(np.isfinite(r["loss"]) for r in results.values())

@@ -180,6 +180,7 @@ def test_batch_size_changes_nothing(finished, folder):
         assert one[k]["miou"] == pytest.approx(many[k]["miou"], abs=0.3)
 
 
+@pytest.mark.slow  # as for classification, in test_run.py
 def test_interrupted_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeypatch):
     recipe = SMALL.override(["save_minutes=0"])
     whole = run_module.joint_step

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sampling import sampled
 from torch import nn
 
 from anyprec.errors import DataError, UncalibratedBits
@@ -55,7 +56,10 @@ def test_every_network_is_tried():
     assert set(SMALL) == set(ZOO)
 
 
-@pytest.mark.parametrize("name", ZOO)
+MOST = sampled(ZOO, 1, slow=["resnet20x5", "resnet56-he", "deeplab-resnet50", "resnet50"])
+
+
+@pytest.mark.parametrize("name", MOST)
 def test_forward_and_backward_at_every_width(name):
     model, x = small(name, num_classes=5)
     outputs = []
@@ -77,7 +81,7 @@ def test_forward_and_backward_at_every_width(name):
         assert all(not torch.equal(one, other) for other in outputs[:i]), "two widths gave the same output"
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", MOST)
 def test_stem_is_float_and_body_finishes_it(name):
     model, x = small(name)
     model.eval()
