@@ -22,10 +22,10 @@ CPP := $(SOURCES) $(wildcard native/tests/*.cpp native/tests/*.h native/fuzz/*.c
 # An editable install remembers which folders were packages: a new one needs it renewed.
 PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 
-# Three workers with one thread each, for two cores: some of the time is waiting for servers and processes. A worker
+# Four workers with one thread each, for two cores: much of the time is waiting for servers and processes. A worker
 # that dies, of a crash or because a test took longer than its limit, ends the run: xdist would start it anew, and may
 # then wait for ever.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 --color=no
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart=0 --color=no
 
 .PHONY: setup demo test slow extras-test check format docs coverage networks bench native-test sanitize arm-test \
 	emulate-test fuzz clean

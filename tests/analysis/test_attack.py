@@ -188,6 +188,7 @@ def test_matrix_is_the_accuracy_of_each_width_on_anothers_images(found, trained,
     assert found.matrix[1][32] == pytest.approx(right, abs=2)  # a pixel of 1e-7 may decide an image
 
 
+@pytest.mark.slow
 def test_matrix_repeats_whatever_the_batch(found, trained, digits):
     again = attack_matrix(trained, digits, attack=Attack(epsilon=0.3), attack_all=True)
     assert again == found

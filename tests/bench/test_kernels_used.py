@@ -60,6 +60,7 @@ def test_openvino_tells_by_its_execution_graph(tmp_path):
     assert json.loads(done.stdout) == "jit_avx2 (3 of 4), jit_gemm (1 of 4)"
 
 
+@pytest.mark.slow
 def test_pytorch_tells_by_the_words_of_onednn():
     torch = pytest.importorskip("torch")
     if not torch.backends.mkldnn.is_available():

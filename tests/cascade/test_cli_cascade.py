@@ -33,6 +33,7 @@ def test_a_cascade_is_stored_and_runs(arrays, images, tmp_path, capsys):
     assert main(["run", str(out), str(arrays), "--bits", "8"]) == 0
 
 
+@pytest.mark.slow
 def test_the_table_shows_widths_and_thresholds(arrays, capsys):
     assert main(["cascade", "cifar10-vgg-small", str(arrays), "--stages", "1,4", "--agreement", "80"]) == 0
     out = capsys.readouterr().out

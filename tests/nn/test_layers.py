@@ -404,6 +404,7 @@ def test_float_skips_of_the_zoo_are_safe_to_train():
     assert strided and all(isinstance(m, (AnyConv2d, PointwiseConv2d)) for m in strided)
 
 
+@pytest.mark.slow
 def test_strided_pointwise_convolutions_with_few_channels():
     """In a process of its own: torch's own backward pass writes outside its memory there, and mostly crashes."""
     done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True, timeout=120)

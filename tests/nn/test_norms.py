@@ -220,6 +220,7 @@ def run(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return result | norm.state_dict()
 
 
+@pytest.mark.slow
 def test_two_processes_see_one_batch(tmp_path):
     address = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", __file__]

@@ -60,6 +60,7 @@ def test_full_width(name, tmp_path):
     assert_exact(graph, [x[:count]], tmp_path / "net.apm", ISAS, threads=(1, 2))
 
 
+@pytest.mark.slow
 def test_a_trained_network(tmp_path):
     torch.manual_seed(0)
     train, test = load_data("digits", "train"), load_data("digits", "test")

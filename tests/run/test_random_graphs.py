@@ -38,6 +38,7 @@ def test_a_seed_gives_one_graph():
     assert random_graph(8)[0].ops != a.ops
 
 
+@pytest.mark.slow
 def test_seeds_cover_every_op_and_codes_spread():
     kinds: Counter[str] = Counter()
     used, fixed = [], 0

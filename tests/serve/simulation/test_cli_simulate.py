@@ -40,6 +40,7 @@ def test_as_json(capsys, table):
     assert found["table"]["accuracy"]["8"] == 70.0
 
 
+@pytest.mark.slow
 def test_how_many_replicas(capsys, table):
     words = (table, "--arrivals", "poisson:2000", "--seconds", "2s", "--slo", "10ms")
     out = run(capsys, *words, "--find-servers", "99", "--accuracy", "69")
@@ -65,6 +66,7 @@ def test_the_grid(capsys, table):
     assert len(found["cells"]) == 4 * 4 and found["base_rate"] > 0
 
 
+@pytest.mark.slow
 def test_servers_that_come_and_go(capsys, table):
     out = run(
         capsys, table, "--arrivals", "steps:50@10,900@25", "--slo", "10ms", "--autoscale", "1-4", "--starts-in", "5s",

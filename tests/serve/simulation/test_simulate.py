@@ -167,6 +167,7 @@ def test_how_many_servers_a_load_needs():
         fewest_servers(times[:20], replace(SETUP, slo=0.0005), 0.99)
 
 
+@pytest.mark.slow
 def test_what_load_a_setup_holds():
     quiet = replace(QUIETLY, policy="fixed", bits=8)
     one = highest_rate(quiet, 0.99, requests=1500)
