@@ -216,8 +216,8 @@ struct ByteColumns {
         I acc[2] = {I{}, I{}};
 #pragma GCC unroll 12
         for (int i = 0; i < 12; ++i)
-            acc[i % 2] = _mm256_add_epi16(acc[i % 2],
-                                          _mm256_maddubs_epi16(x[i / 4][i % 4], load(weights[i / 4][i % 4])));
+            acc[i % 2] =
+                _mm256_add_epi16(acc[i % 2], _mm256_maddubs_epi16(x[i / 4][i % 4], load(weights[i / 4][i % 4])));
         F y[4];
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {

@@ -370,7 +370,8 @@ template <int Bits> struct LookUp {
 
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
-constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(), multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
+constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(),
+                multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
 constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
