@@ -121,7 +121,7 @@ def test_depth_wise_rows_of_every_length(channels, tmp_path):
 
 @pytest.mark.parametrize("channels", [16, 20])
 def test_lines_of_eight_outputs_share_their_pixels(channels, tmp_path):
-    """One vector of outputs, 3x3: tiles in one line, across the end of a line, with and without the first kernel line."""
+    """One vector of outputs, 3x3: tiles in one line, across the end of a line, at the first line of the image."""
     graph = pair_graph(channels, 16, 3, "codes", pairs=KERNEL_PAIRS, seed=channels)
     assert_exact(graph, images((1, 1, 8), (2, 3, 16), (1, 5, 9), (1, 4, 24), c=channels), tmp_path / "net.apm", ISAS)
 
