@@ -35,33 +35,6 @@ namespace {
 
 #include "kernels/epilogue.inl"
 
-// --- Epilogue from registers -----------------------------------------------------------------------------------------
-
-// The epilogue of a whole tile without a detour through memory, for the most frequent kind: scale, then codes. It saves
-// a tenth of the time of layers with few input channels. With a residual or floats, which wait for memory, it was
-// slower than epilogue_tile, at 2 bits too; what is rare (clips, signed inputs, partial vectors) is not done here
-// either.
-inline bool ends_in_registers(const Epilogue &e, int doublings, bool whole) {
-    return whole && e.scale && e.codes && e.doublings == doublings && !e.residual && !e.out && !e.constants &&
-           !e.clip_first && !e.clip_second;
-}
-
-// N vectors of row r, from channel c on: as epilogue_vectors.
-template <int N> ANYPREC_INLINE void end_row(const Epilogue &e, size_t r, int c, F (&y)[N]) {
-#pragma GCC unroll 4
-    for (int v = 0; v < N; ++v)
-        y[v] = fma(y[v], load(e.scale + c + W * v, W), load(e.shift + c + W * v, W));
-    if (e.code_scale)
-#pragma GCC unroll 4
-        for (int v = 0; v < N; ++v)
-            y[v] = fma(y[v], load(e.code_scale + c + W * v, W), load(e.code_shift + c + W * v, W));
-    const F levels = set1(e.levels);
-#pragma GCC unroll 4
-    for (int v = 0; v < N; ++v)
-        y[v] = smaller(levels, y[v]);
-    store_codes(e.codes + r * e.codes_stride + c, y);
-}
-
 // --- Depthwise convolutions ------------------------------------------------------------------------------------------
 
 // Depthwise, two taps at a time: vpmaddwd adds the products of neighbors, here the codes of one channel at both taps.
@@ -169,16 +142,13 @@ template <int V> struct ByteBlock {
 
 // --- Depthwise 3x3: columns are prepared once ------------------------------------------------------------------------
 
-//   column a  b  c        a column is three codes of one channel: two as a pair, one as a pair with zero.
-//          +--+--+--+     The next output of a line (stride 1) reads columns b, c and a new one;
-//   line 0 |  |  |  | \   with stride 2, column c and two new ones.
-//        1 |  |  |  | /  pair
-//        2 |  |  |  | -  pair with zero
-//          +--+--+--+
+#include "kernels/depthwise_3x3.inl"
 
+// A column is four vectors: two codes of each channel as a pair, and one as a pair with zero.
 // 8 bits: pairs of 16-bit integers, vpmaddwd. 16 channels: four vectors a column, twelve for three.
 struct WideColumns {
-    static constexpr int kChannels = 16, kVectors = 2;
+    static constexpr int kChannels = 16;
+    static constexpr bool kMasked = false;
     alignas(32) int16_t weights[3][4][16];
 
     WideColumns(const DepthwiseRow &d, int c) {
@@ -192,7 +162,7 @@ struct WideColumns {
                 store(weights[column][v + 2], _mm256_blend_epi16(load(from + 2 * line + W * v), none, 0xAA));
             }
     }
-    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+    ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) const {
         const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(top));
         const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(middle));
         x[0] = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b));
@@ -200,20 +170,20 @@ struct WideColumns {
         x[2] = load_codes(low, W);
         x[3] = load_codes(low + W, W);
     }
-    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-            acc[i % 2] = add(acc[i % 2], _mm256_madd_epi16(x[i], load(weights[column][i])));
-    }
-    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
-        y[0] = to_float(acc[0]);
-        y[1] = to_float(acc[1]);
+    ANYPREC_INLINE void output(const I (&x)[3][4], const Epilogue &e, size_t pixel, int c) const {
+        I acc[2] = {I{}, I{}};
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i)
+            acc[i % 2] = add(acc[i % 2], _mm256_madd_epi16(x[i / 4][i % 4], load(weights[i / 4][i % 4])));
+        F y[2] = {to_float(acc[0]), to_float(acc[1])};
+        end_row(e, pixel, c, y);
     }
 };
 
 // Few bits: pairs of bytes, vpmaddubsw, sums of 16 bits. 32 channels; ByteBlock has their order.
 struct ByteColumns {
-    static constexpr int kChannels = 32, kVectors = 4;
+    static constexpr int kChannels = 32;
+    static constexpr bool kMasked = false;
     alignas(32) int8_t weights[3][4][32];
 
     ByteColumns(const DepthwiseRow &d, int c) {
@@ -235,92 +205,28 @@ struct ByteColumns {
                           _mm256_permute4x64_epi64(_mm256_packus_epi32(both[v], both[v + 2]), 0xD8));
             }
     }
-    static ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) {
+    ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) const {
         const I a = load(top), b = load(middle), c = load(low);
         x[0] = _mm256_unpacklo_epi8(a, b);
         x[1] = _mm256_unpackhi_epi8(a, b);
         x[2] = _mm256_unpacklo_epi8(c, I{});
         x[3] = _mm256_unpackhi_epi8(c, I{});
     }
-    ANYPREC_INLINE void add_column(const I (&x)[4], int column, I (&acc)[2]) const {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-            acc[i % 2] = _mm256_add_epi16(acc[i % 2], _mm256_maddubs_epi16(x[i], load(weights[column][i])));
-    }
-    static ANYPREC_INLINE void floats(const I (&acc)[2], F (&y)[kVectors]) {
+    ANYPREC_INLINE void output(const I (&x)[3][4], const Epilogue &e, size_t pixel, int c) const {
+        I acc[2] = {I{}, I{}};
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i)
+            acc[i % 2] =
+                _mm256_add_epi16(acc[i % 2], _mm256_maddubs_epi16(x[i / 4][i % 4], load(weights[i / 4][i % 4])));
+        F y[4];
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
             y[v] = to_float(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(acc[v])));
             y[v + 2] = to_float(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(acc[v], 1)));
         }
+        end_row(e, pixel, c, y);
     }
 };
-
-// How many columns of an output are those of the output before it: 2, 1 (its first is the other's last) or 0.
-void count_shared(const DepthwiseRow &d, uint8_t *shared) {
-    const auto same = [&](int p, int column, int before) {
-        for (int t = 0; t < 9; t += 3)
-            if (d.offsets[(t + column) * d.pixels + p] != d.offsets[(t + before) * d.pixels + p - 1])
-                return false;
-        return true;
-    };
-    // A whole line of stride 1: the offsets of a column are those of the one before it, shifted by an output.
-    const size_t others = static_cast<size_t>(d.pixels - 1);
-    bool line = true;
-    for (int t = 0; line && t < 9; ++t)
-        line = t % 3 == 2 || std::memcmp(d.offsets + t * d.pixels + 1, d.offsets + (t + 1) * d.pixels, 4 * others) == 0;
-    shared[0] = 0;
-    if (line) {
-        std::memset(shared + 1, 2, others);
-        return;
-    }
-    for (int p = 1; p < d.pixels; ++p)
-        shared[p] = same(p, 0, 1) && same(p, 1, 2) ? 2 : same(p, 0, 2) ? 1 : 0;
-}
-
-// For epilogues in registers. Channels from 0 on; returns the first channel that is left.
-template <typename Columns> int depthwise_3x3(const DepthwiseRow &d) {
-    uint8_t shared[kDepthwisePixels];
-    count_shared(d, shared);
-    int c = 0;
-    for (; c + Columns::kChannels <= d.channels; c += Columns::kChannels) {
-        const Columns columns(d, c);
-        const uint8_t *base = d.base + c;
-        const size_t line = 3 * static_cast<size_t>(d.pixels);
-        I x[3][4] = {};
-        for (int p = 0; p < d.pixels; ++p) {
-            const int32_t *offsets = d.offsets + p;
-            const auto read = [&](int column) {
-                const int32_t *at = offsets + static_cast<ptrdiff_t>(column) * d.pixels;
-                Columns::column(base + at[0], base + at[line], base + at[2 * line], x[column]);
-            };
-            const auto move = [&](int to, int from) {
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i)
-                    x[to][i] = x[from][i];
-            };
-            if (shared[p] == 2) {
-                move(0, 1);
-                move(1, 2);
-            } else {
-                if (shared[p])
-                    move(0, 2);
-                else
-                    read(0);
-                read(1);
-            }
-            read(2);
-            I acc[2] = {I{}, I{}};
-            columns.add_column(x[0], 0, acc);
-            columns.add_column(x[1], 1, acc);
-            columns.add_column(x[2], 2, acc);
-            F y[Columns::kVectors];
-            Columns::floats(acc, y);
-            end_row(d.epilogue, static_cast<size_t>(p), c, y);
-        }
-    }
-    return c;
-}
 
 // Channels from `first` on, in blocks of V vectors; returns the first channel that is left.
 template <template <int> class Block, int V>

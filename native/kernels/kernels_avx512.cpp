@@ -47,7 +47,117 @@ struct ByteForm {
 };
 constexpr int kWidest = 64;
 
+// --- Depthwise convolutions ------------------------------------------------------------------------------------------
+
 #include "kernels/depthwise.inl"
+
+#include "kernels/depthwise_3x3.inl"
+
+// Lane j of vector v becomes lane v of vector j; lanes of 128 bits.
+inline void swap_lanes(I (&v)[4]) {
+    const I a = _mm512_shuffle_i32x4(v[0], v[1], 0x44), b = _mm512_shuffle_i32x4(v[2], v[3], 0x44);
+    const I c = _mm512_shuffle_i32x4(v[0], v[1], 0xEE), d = _mm512_shuffle_i32x4(v[2], v[3], 0xEE);
+    v[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    v[1] = _mm512_shuffle_i32x4(a, b, 0xDD);
+    v[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+    v[3] = _mm512_shuffle_i32x4(c, d, 0xDD);
+}
+
+// 64 channels. A column is four bytes of each channel, the last one 0: one vpdpbusd adds it to 16 sums. Unpacking works
+// on 128-bit quarters, so vector v holds channels 4v .. 4v + 3 of each 16; the packs of the epilogue turn that back.
+// Doubled: weights that do not fit bytes, all odd, as 2q + 1.
+template <bool Doubled> struct DotColumns {
+    static constexpr int kChannels = 64;
+    static constexpr bool kMasked = true;
+    alignas(64) int32_t weights[3][4][W];
+    alignas(64) float scale[4][W], shift[4][W], code_scale[4][W], code_shift[4][W];
+    __mmask64 some; // channels that exist
+
+    DotColumns(const DepthwiseRow &d, int c)
+        : some(d.channels - c >= kChannels ? ~0ull : (1ull << (d.channels - c)) - 1) {
+        const size_t channels = static_cast<size_t>(d.channels);
+        const int32_t *from = static_cast<const int32_t *>(d.weights) + c;
+        const auto some_of = [&](int v) { return static_cast<__mmask16>(some >> (W * v)); };
+        for (size_t column = 0; column < 3; ++column, from += channels) {
+            I all[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v) {
+                const auto byte = [&](size_t line) {
+                    const I w = _mm512_maskz_loadu_epi32(some_of(v), from + 3 * line * channels + W * v);
+                    return _mm512_and_si512(Doubled ? _mm512_srai_epi32(w, 1) : w, set1(0xFF)); // 2q + 1 -> q
+                };
+                all[v] = _mm512_or_si512(
+                    byte(0), _mm512_or_si512(_mm512_slli_epi32(byte(1), 8), _mm512_slli_epi32(byte(2), 16)));
+            }
+            swap_lanes(all);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                store(weights[column][v], all[v]);
+        }
+        const auto table = [&](const float *values, float (&to)[4][W]) {
+            I all[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                all[v] = bits_of(_mm512_maskz_loadu_ps(some_of(v), values + c + W * v));
+            swap_lanes(all);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                store(to[v], all[v]);
+        };
+        table(d.epilogue.scale, scale);
+        table(d.epilogue.shift, shift);
+        if (d.epilogue.code_scale) {
+            table(d.epilogue.code_scale, code_scale);
+            table(d.epilogue.code_shift, code_shift);
+        }
+    }
+    ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) const {
+        const I a = _mm512_maskz_loadu_epi8(some, top), b = _mm512_maskz_loadu_epi8(some, middle);
+        const I c = _mm512_maskz_loadu_epi8(some, low);
+        const I ab = _mm512_unpacklo_epi8(a, b), c0 = _mm512_unpacklo_epi8(c, I{});
+        x[0] = _mm512_unpacklo_epi16(ab, c0);
+        x[1] = _mm512_unpackhi_epi16(ab, c0);
+        const I more_ab = _mm512_unpackhi_epi8(a, b), more_c0 = _mm512_unpackhi_epi8(c, I{});
+        x[2] = _mm512_unpacklo_epi16(more_ab, more_c0);
+        x[3] = _mm512_unpackhi_epi16(more_ab, more_c0);
+    }
+    ANYPREC_INLINE void output(const I (&x)[3][4], const Epilogue &e, size_t pixel, int c) const {
+        I acc[4] = {};
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i)
+            acc[i % 4] = _mm512_dpbusd_epi32(acc[i % 4], x[i / 4][i % 4], _mm512_load_si512(weights[i / 4][i % 4]));
+        if (Doubled) {
+            const I ones = set1(0x010101);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                acc[v] = add(acc[v], acc[v]);
+#pragma GCC unroll 12
+            for (int i = 0; i < 12; ++i)
+                acc[i % 4] = _mm512_dpbusd_epi32(acc[i % 4], x[i / 4][i % 4], ones);
+        }
+        F y[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+            y[v] = fma(to_float(acc[v]), load(scale[v], W), load(shift[v], W));
+        if (e.code_scale)
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v)
+                y[v] = fma(y[v], load(code_scale[v], W), load(code_shift[v], W));
+        I codes[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+            codes[v] = to_int(smaller(set1(e.levels), y[v]));
+        _mm512_mask_storeu_epi8(
+            e.codes + pixel * e.codes_stride + c, some,
+            _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])));
+    }
+};
+
+void depthwise_codes_zmm(const DepthwiseRow &d) {
+    if (d.taps != 9 || d.epilogue.window || !ends_in_registers(d.epilogue, 0, true))
+        return depthwise_by_blocks<PlainBlock>(d);
+    d.fits16 ? depthwise_3x3<DotColumns<false>>(d) : depthwise_3x3<DotColumns<true>>(d);
+}
 
 #include "kernels/winograd.inl"
 
@@ -131,6 +241,73 @@ struct Dot {
     template <int R, int V> using Totals = WholeSums<R, V>;
 };
 
+// A tile of one vector loads as many inputs as it multiplies. In a 3x3 layer of stride 1, output r reads pixel r + x at
+// tap x of a kernel line: ten pixels for eight outputs, each broadcast once and used by up to three of them.
+//
+//   pixel    0   1   2   3  ..  9
+//   output 0 w0  w1  w2
+//          1     w0  w1  w2
+//          2         w0  w1  w2
+struct SharedDots {
+    static constexpr int kRows = 8;
+
+    // Whether all taps come in threes of which each reads what the one before it reads, an output further.
+    static bool shares(const Tile &t) {
+        if (t.taps % 3)
+            return false;
+        const auto eight = [](const int32_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); };
+        __m256i different = _mm256_setzero_si256();
+        for (int line = 0; line < t.taps; line += 3) {
+            const int32_t *at = t.offsets + kRows * line;
+            const __m256i second = eight(at + kRows), third = eight(at + 2 * kRows);
+            different = _mm256_or_si256(different, _mm256_xor_si256(eight(at + 1), second));
+            different = _mm256_or_si256(different, _mm256_xor_si256(eight(at + kRows + 1), third));
+        }
+        return _mm256_testz_si256(different, _mm256_setr_epi32(-1, -1, -1, -1, -1, -1, -1, 0)); // seven outputs
+    }
+    // One step of a kernel line.
+    static ANYPREC_INLINE void step(const uint8_t *const (&in)[kRows + 2], int s, const uint8_t *panel, size_t tap,
+                                    I (&acc)[kRows][1]) {
+        const I w[3] = {Dot::weights(panel), Dot::weights(panel + tap), Dot::weights(panel + 2 * tap)};
+#pragma GCC unroll 10
+        for (int pixel = 0; pixel < kRows + 2; ++pixel) {
+            const I x = Dot::input(in[pixel], s);
+#pragma GCC unroll 3
+            for (int i = 0; i < 3; ++i)
+                if (pixel >= i && pixel - i < kRows)
+                    acc[pixel - i][0] = Dot::step(acc[pixel - i][0], x, w[i]);
+        }
+    }
+    template <int R, int V> static void tile(const Tile &t) {
+        if constexpr (R == kRows && V == 1)
+            if (shares(t)) {
+                I acc[R][V];
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    acc[r][0] = I{};
+                const size_t vector = sizeof(I), tap = vector * static_cast<size_t>(t.steps);
+                const uint8_t *panel = t.panel;
+                for (int line = 0; line < t.taps; line += 3, panel += 2 * tap) {
+                    const int32_t *offsets = t.offsets + R * line;
+                    const uint8_t *in[R + 2];
+#pragma GCC unroll 10
+                    for (int pixel = 0; pixel < R + 2; ++pixel)
+                        in[pixel] = t.base + offsets[pixel < R ? pixel : 2 * R + pixel - 2];
+                    if (t.steps == 4) {
+#pragma GCC unroll 4
+                        for (int s = 0; s < 4; ++s, panel += vector)
+                            step(in, s, panel, tap, acc);
+                        continue;
+                    }
+                    for (int s = 0; s < t.steps; ++s, panel += vector)
+                        step(in, s, panel, tap, acc);
+                }
+                return WholeSums<R, V>().epilogue(t, acc);
+            }
+        Loop<Dot>::tile<R, V>(t);
+    }
+};
+
 // --- 2 and 1 bit: table lookup ---------------------------------------------------------------------------------------
 
 // table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
@@ -193,7 +370,8 @@ template <int Bits> struct LookUp {
 
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
-constexpr Tiles dots = tiles_of<Loop<Dot>, 8, 8, 6>(), multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
+constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(),
+                multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
 constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
@@ -221,7 +399,7 @@ constexpr Kernels table = {"avx512",
                            &float_fma,
                            &float_toom_cook,
                            toom_cook_input_zmm,
-                           depthwise_by_blocks<PlainBlock>,
+                           depthwise_codes_zmm,
                            depthwise_floats,
                            epilogue_floats,
                            lookup_offsets_zmm,

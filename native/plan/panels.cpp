@@ -46,26 +46,39 @@ Panel allocate(size_t bytes) {
     return panel;
 }
 
-// A channel's elements of all steps, `size` bytes each, to their place in every step of the panel.
-template <size_t Size> void spread(const uint8_t *line, size_t count, uint8_t *to, size_t stride) {
-    for (size_t i = 0; i < count; ++i, line += Size, to += stride)
-        std::memcpy(to, line, Size);
-}
-void spread(const uint8_t *line, size_t count, size_t size, uint8_t *to, size_t stride) {
-    switch (size) {
-    case 1:
-        return spread<1>(line, count, to, stride);
-    case 2:
-        return spread<2>(line, count, to, stride);
-    case 4:
-        return spread<4>(line, count, to, stride);
-    case 8:
-        return spread<8>(line, count, to, stride);
-    default:
-        for (size_t i = 0; i < count; ++i)
-            std::memcpy(to + stride * i, line + size * i, size);
+// Elements of all steps of the channels of one vector, a line for each lane, before they go to the panel: written step
+// by step, a vector at a time. Channel by channel, every line of the cache would be written as often as it has lanes.
+class VectorLines {
+  public:
+    VectorLines(int lanes, size_t size, size_t count)
+        : lanes_(static_cast<size_t>(lanes)), size_(size), count_(count),
+          line_((size * count + 63) / 64 * 64 + 64), // one more: lines of 4 KiB would share a set of the cache
+          bytes_(lanes_ * line_) {}
+    uint8_t *line(int lane) { return bytes_.data() + line_ * static_cast<size_t>(lane); }
+    void clear() { std::fill(bytes_.begin(), bytes_.end(), uint8_t(0)); }
+    // To the vector's place in the first step; `stride` bytes lead to the next step.
+    void write(uint8_t *to, size_t stride) const {
+        switch (size_) {
+        case 1:
+            return write<1>(to, stride);
+        case 2:
+            return write<2>(to, stride);
+        case 4:
+            return write<4>(to, stride);
+        default:
+            return write<8>(to, stride);
+        }
     }
-}
+
+  private:
+    template <size_t Size> void write(uint8_t *to, size_t stride) const {
+        for (size_t i = 0; i < count_; ++i, to += stride)
+            for (size_t lane = 0; lane < lanes_; ++lane)
+                std::memcpy(to + Size * lane, bytes_.data() + line_ * lane + Size * i, Size);
+    }
+    size_t lanes_, size_, count_, line_;
+    std::vector<uint8_t> bytes_;
+};
 
 // Position of channel c in a vector, in elements. Lookup kernels widen their 8-bit sums by separating even bytes (first
 // half of the channels) and odd bytes (second half).
@@ -75,6 +88,59 @@ int lane_of(const TileKernel &kernel, int c) {
     const int half = kernel.lanes / 2;
     return c < half ? 2 * c : 2 * (c - half) + 1;
 }
+
+// The bits of a byte as eight bytes, the lowest first.
+struct SpreadBits {
+    uint64_t of[256] = {};
+    constexpr SpreadBits() {
+        for (int byte = 0; byte < 256; ++byte)
+            for (int bit = 0; bit < 8; ++bit)
+                of[byte] |= static_cast<uint64_t>(byte >> bit & 1) << (8 * bit);
+    }
+};
+constexpr SpreadBits kSpread;
+
+template <size_t Planes>
+void join_bits(const uint8_t *const *planes, size_t first, size_t bytes, uint8_t *__restrict codes) {
+    const uint8_t *from[8];
+    std::copy(planes, planes + 8, from); // which stores through `codes` cannot change
+    for (size_t i = first; i < first + bytes; ++i, codes += 8) {
+        uint64_t eight = 0;
+#pragma GCC unroll 8
+        for (size_t k = 0; k < Planes; ++k)
+            eight = eight << 1 | kSpread.of[from[k][i]];
+        std::memcpy(codes, &eight, 8); // the lowest byte first, as on all CPUs that we build for
+    }
+}
+
+// Reads codes of a weight at `bits` from its planes, some at a time: those of a whole layer would not stay in a cache.
+class CodeReader {
+  public:
+    CodeReader(const Graph &graph, const Weight &weight, int bits) : fixed_(weight.codes) {
+        if (fixed_)
+            return;
+        for (const int number : graph.planes[static_cast<size_t>(bits)])
+            planes_[count_++] = weight.planes[static_cast<size_t>(number)];
+    }
+    // Codes first .. first + count, valid until the next call.
+    const uint8_t *read(size_t first, size_t count) {
+        if (fixed_) // one byte per code
+            return fixed_ + first;
+        static constexpr void (*kJoin[])(const uint8_t *const *, size_t, size_t, uint8_t *) = {
+            join_bits<0>, join_bits<1>, join_bits<2>, join_bits<3>, join_bits<4>,
+            join_bits<5>, join_bits<6>, join_bits<7>, join_bits<8>};
+        const size_t begin = first / 8, bytes = (first + count + 7) / 8 - begin;
+        codes_.resize(std::max(codes_.size(), 8 * bytes));
+        kJoin[count_](planes_, begin, bytes, codes_.data());
+        return codes_.data() + first % 8;
+    }
+
+  private:
+    const uint8_t *fixed_;
+    const uint8_t *planes_[8] = {};
+    size_t count_ = 0;
+    std::vector<uint8_t> codes_;
+};
 
 // Winograd weights (2G) g (2G)' of one output channel: codes [9][in] -> [16][in]. The rows of 2G are 2 0 0, 1 1 1, 1 -1
 // 1 and 0 0 2. A weight is factor * code + shift. At 8 bits U is at most 9 x 255.
@@ -111,7 +177,7 @@ ANYPREC_VECTORIZE void to_bytes(const int16_t *__restrict values, int count, uin
 }
 
 Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
-    const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
+    CodeReader codes(graph, weight, bits);
     const int out = weight.shape[0], in = weight.shape[3], group = kernel.step_channels, lanes = kernel.lanes;
     const int steps = (in + group - 1) / group;
     const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centered16;
@@ -124,24 +190,28 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     panel.group_bytes = panel.bytes;
     panel.bias.resize(4 * static_cast<size_t>(out));
     std::vector<int16_t> u(16 * static_cast<size_t>(in));
-    std::vector<uint8_t> line(static_cast<size_t>(steps) * group * element);
+    const size_t bytes = static_cast<size_t>(group) * element;
+    VectorLines lines(lanes, bytes, 16 * static_cast<size_t>(steps)); // what is not written stays zero
     for (const Block &block : blocks)
         for (int c = 0; c < block.channels; ++c) {
             const int channel = block.first + c;
-            transform_weights(codes.data() + static_cast<size_t>(channel) * 9 * in, in, factor, shift, u.data());
-            const size_t stride = vector << block.log2_vectors; // from one step to the next
-            uint8_t *to =
-                panel.data + block.panel + vector * (c / lanes) + static_cast<size_t>(c % lanes) * group * element;
+            const size_t nine = 9 * static_cast<size_t>(in);
+            transform_weights(codes.read(nine * static_cast<size_t>(channel), nine), in, factor, shift, u.data());
+            if (c % lanes == 0 && block.channels - c < lanes)
+                lines.clear();
             int32_t sums[16];
-            for (int position = 0; position < 16; ++position, to += stride * static_cast<size_t>(steps)) {
+            for (int position = 0; position < 16; ++position) {
                 const int16_t *values = u.data() + static_cast<size_t>(position) * in;
+                uint8_t *line = lines.line(c % lanes) + bytes * static_cast<size_t>(steps * position);
                 sums[position] = sum_of(values, in);
                 if (wide)
-                    std::memcpy(line.data(), values, 2 * static_cast<size_t>(in)); // what follows stays zero
+                    std::memcpy(line, values, 2 * static_cast<size_t>(in));
                 else
-                    to_bytes(values, in, line.data());
-                spread(line.data(), static_cast<size_t>(steps), static_cast<size_t>(group) * element, to, stride);
+                    to_bytes(values, in, line);
             }
+            if (c % lanes == lanes - 1 || c + 1 == block.channels)
+                lines.write(panel.data + block.panel + vector * static_cast<size_t>(c / lanes),
+                            vector << block.log2_vectors);
             for (int i = 0; i < 2; ++i) // A' sums A, as for any M
                 for (int j = 0; j < 2; ++j) {
                     static constexpr int kRows[2][4] = {{1, 1, 1, 0}, {0, 1, -1, -1}};
@@ -255,7 +325,7 @@ ANYPREC_VECTORIZE void join_planes(const uint8_t *__restrict codes, int count, i
 }
 
 // One tap of one channel as the elements of its steps. `to` holds zeros.
-void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8_t *codes, const float *values,
+void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8_t *codes, const uint8_t *values,
               uint8_t *to) {
     const int center = (1 << bits) - 1;
     const auto lookup_parts = [&](auto &&join) {
@@ -283,16 +353,6 @@ void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8
     }
 }
 
-// An 8 x 8 matrix of bits, a byte each row, with rows and columns swapped (Hacker's Delight, 7-3).
-uint64_t transposed(uint64_t x) {
-    uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAull;
-    x = x ^ t ^ (t << 7);
-    t = (x ^ (x >> 14)) & 0x0000CCCC0000CCCCull;
-    x = x ^ t ^ (t << 14);
-    t = (x ^ (x >> 28)) & 0x00000000F0F0F0F0ull;
-    return x ^ t ^ (t << 28);
-}
-
 } // namespace
 
 std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, int steps) {
@@ -311,31 +371,18 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
 }
 
 std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
-    if (weight.codes) // fixed weight: one byte per code
-        return std::vector<uint8_t>(weight.codes, weight.codes + weight.count);
-    // Eight codes at a time: a byte of each plane, most significant plane in the highest byte, then transposed.
-    const std::vector<int> &numbers = graph.planes[static_cast<size_t>(bits)];
-    const size_t bytes = (weight.count + 7) / 8;
-    const uint8_t *planes[8];
-    for (size_t k = 0; k < numbers.size(); ++k)
-        planes[k] = weight.planes[static_cast<size_t>(numbers[k])];
-    std::vector<uint8_t> codes(8 * bytes);
-    for (size_t i = 0; i < bytes; ++i) {
-        uint64_t rows = 0;
-        for (size_t k = 0; k < numbers.size(); ++k)
-            rows = rows << 8 | planes[k][i];
-        const uint64_t eight = transposed(rows);
-        for (size_t j = 0; j < 8; ++j) // one store
-            codes[8 * i + j] = static_cast<uint8_t>(eight >> (8 * j));
-    }
-    codes.resize(weight.count);
-    return codes;
+    CodeReader reader(graph, weight, bits);
+    const uint8_t *codes = reader.read(0, weight.count);
+    return std::vector<uint8_t>(codes, codes + weight.count);
+}
+
+static const uint8_t *float_bytes(const Weight &weight) { // unaligned
+    return weight.is_float ? reinterpret_cast<const uint8_t *>(weight.values) : weight.tail;
 }
 
 std::vector<float> weight_floats(const Weight &weight) {
     std::vector<float> values(weight.count);
-    const void *from = weight.is_float ? static_cast<const void *>(weight.values) : weight.tail;
-    std::memcpy(values.data(), from, 4 * weight.count);
+    std::memcpy(values.data(), float_bytes(weight), 4 * weight.count);
     return values;
 }
 
@@ -344,11 +391,12 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     if (kernel.algorithm == Algorithm::winograd)
         return build_winograd_panel(graph, weight, kernel, bits);
     const bool floats = kernel.coding == Coding::floats;
-    const std::vector<uint8_t> codes = floats ? std::vector<uint8_t>() : weight_codes(graph, weight, bits);
-    std::vector<float> values = floats ? weight_floats(weight) : std::vector<float>();
+    std::vector<float> transformed;
+    const uint8_t *values = floats ? float_bytes(weight) : nullptr;
     int out = weight.shape[0] / groups, taps = weight.shape[1] * weight.shape[2], in = weight.shape[3];
     if (kernel.algorithm == Algorithm::toom_cook) {
-        values = toom_cook_weights(values, weight.shape);
+        transformed = toom_cook_weights(weight_floats(weight), weight.shape);
+        values = reinterpret_cast<const uint8_t *>(transformed.data());
         taps = kToomCookPoints * kToomCookPoints;
         in = 4 * in;
     }
@@ -366,25 +414,29 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
         safe.emplace(kernel);
     const size_t size = vector / static_cast<size_t>(lanes), tap_bytes = size * static_cast<size_t>(steps);
     const size_t count = static_cast<size_t>(taps) * static_cast<size_t>(steps);
-    std::vector<uint8_t> line(size * count); // of one channel: [tap][step]
+    VectorLines lines(lanes, size, count); // [tap][step]
+    std::optional<CodeReader> codes;
+    if (!floats)
+        codes.emplace(graph, weight, bits);
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks)
             for (int c = 0; c < block.channels; ++c) {
                 const size_t row = (static_cast<size_t>(g) * out + block.first + c) * taps * in;
-                if (is_lookup)
-                    std::fill(line.begin(), line.end(), uint8_t(0)); // others leave their padding zero
+                const uint8_t *channel = codes ? codes->read(row, static_cast<size_t>(taps) * in) : nullptr;
+                uint8_t *line = lines.line(lane_of(kernel, c % lanes));
+                if (c % lanes == 0 && (is_lookup || block.channels - c < lanes))
+                    lines.clear(); // others leave their padding zero
                 for (int t = 0; t < taps; ++t) {
                     const int tap = tap_order.empty() ? t : tap_order[static_cast<size_t>(t)];
-                    const size_t from = row + static_cast<size_t>(tap) * in;
-                    tap_line(kernel, bits, in, steps, floats ? nullptr : codes.data() + from,
-                             floats ? values.data() + from : nullptr, line.data() + tap_bytes * static_cast<size_t>(t));
+                    const size_t from = static_cast<size_t>(tap) * in;
+                    tap_line(kernel, bits, in, steps, channel ? channel + from : nullptr,
+                             values ? values + 4 * (row + from) : nullptr, line + tap_bytes * static_cast<size_t>(t));
                 }
                 if (safe)
-                    safe->add(line.data(), count, size);
-                spread(line.data(), count, size,
-                       panel.data + g * group_bytes + block.panel + vector * (c / lanes) +
-                           size * static_cast<size_t>(lane_of(kernel, c % lanes)),
-                       vector << block.log2_vectors);
+                    safe->add(line, count, size);
+                if (c % lanes == lanes - 1 || c + 1 == block.channels)
+                    lines.write(panel.data + g * group_bytes + block.panel + vector * static_cast<size_t>(c / lanes),
+                                vector << block.log2_vectors);
             }
     if (safe)
         panel.safe_steps = safe->safe_steps;

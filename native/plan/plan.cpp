@@ -49,16 +49,19 @@ Plan Builder::build() {
             continue; // or only another view of a value
         if (kind == OpKind::constant && !needs_memory(static_cast<int>(i) + 1))
             continue;
-        if (part == PlanPart::rest && kind != OpKind::constant && prefix->shared[i + 1])
+        if (is_rest() && kind != OpKind::constant && prefix->shared[i + 1])
+            continue;
+        if (part == PlanPart::split_prefix && !prefix->shared[i + 1])
             continue;
         if (kind == OpKind::conv || kind == OpKind::linear)
             conv_step(static_cast<int>(i));
         else
             plain_step(static_cast<int>(i));
     }
-    for (int value : graph.outputs) // the caller reads them after the last step
-        use(step_number(), buffer(value));
-    if (part == PlanPart::keeping)
+    if (part != PlanPart::split_prefix)
+        for (int value : graph.outputs) // the caller reads them after the last step
+            use(step_number(), buffer(value));
+    if (part == PlanPart::keeping || part == PlanPart::split_prefix)
         for (int value : plan.kept)
             use(step_number(), buffer(value));
     overwrite_residuals();
@@ -96,7 +99,7 @@ void Builder::find_kept() {
 }
 
 bool Builder::is_given(int value) const {
-    if (part == PlanPart::rest)
+    if (is_rest())
         return std::find(plan.kept.begin(), plan.kept.end(), value) != plan.kept.end();
     return value < static_cast<int>(graph.input_count());
 }

@@ -119,7 +119,7 @@ struct Plan {
     std::vector<Buffer> buffers; // by value; only values that exist in memory
     std::vector<Step> steps;
     std::vector<bool> codes; // by value: codes, not floats
-    std::vector<int> kept;   // PlanPart::keeping and rest: values that are handed over
+    std::vector<int> kept;   // parts other than the whole: values that are handed over
     size_t arena_bytes = 0;
     size_t panel_bytes = 0; // of all panels it uses
     size_t table_bytes = 0; // of the tables shared by its steps; they grow with the image
@@ -238,8 +238,8 @@ using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int b
                                                                int groups, const std::vector<int> &tap_order)>;
 
 // What a plan computes: everything; everything, and the kept values of the shared prefix are in the arena at the end;
-// or the rest, from kept values that the caller writes into the arena.
-enum class PlanPart { whole, keeping, rest };
+// the rest, from kept values that the caller writes into the arena; the prefix of a split batch, or its rest.
+enum class PlanPart { whole, keeping, rest, split_prefix, split_rest };
 
 // Parts other than the whole need `prefix`, that of the graph; they are of prefix->graph, which must outlive the plan.
 Plan make_plan(const Graph &graph, int profile, const std::vector<Shape> &inputs, const Kernels &kernels,

@@ -35,6 +35,7 @@ class Builder {
     const PanelSource &panels;
     const PlanPart part;
     const SharedPrefix *prefix;
+    bool is_rest() const { return part == PlanPart::rest || part == PlanPart::split_rest; }
     Plan plan;
     TapTables taps;
 

@@ -51,9 +51,7 @@ void move_table(Op &from, Op &to) {
 } // namespace
 
 SharedPrefix::SharedPrefix(const Graph &original) : graph(original) {
-    const size_t values = graph.ops.size() + 1;
-    shared.assign(values, true); // inputs are
-    std::vector<bool> read(values, false);
+    shared.assign(graph.ops.size() + 1, true); // inputs are
     for (size_t i = 0; i < graph.ops.size(); ++i) {
         Op &op = graph.ops[i];
         const auto is_shared = [&](int value) { return shared[static_cast<size_t>(value)]; };
@@ -63,13 +61,42 @@ SharedPrefix::SharedPrefix(const Graph &original) : graph(original) {
             if (Op *quantize = quantize_after(graph, static_cast<int>(i) + 1))
                 move_table(op, *quantize);
         shared[i + 1] = same && same_table(graph, op);
-        if (!shared[i + 1])
-            for (int value : op.inputs)
-                read[static_cast<size_t>(value)] = true;
     }
+    find_kept();
+}
+
+SharedPrefix::SharedPrefix(const Graph &original, const std::vector<Shape> &shapes) : graph(original) {
+    const auto values_of = [&](int value) {
+        const Shape &s = shapes[static_cast<size_t>(value)];
+        return s.pixels() * s.c();
+    };
+    size_t end = 0, layer = 0; // ops of the prefix; the first layer after it
+    for (size_t i = 0; i < graph.ops.size(); ++i) {
+        const Op &op = graph.ops[i];
+        if (op.kind != OpKind::conv || op.groups > 1)
+            continue;
+        const auto weights = static_cast<int64_t>(graph.weights[static_cast<size_t>(op.weight)].count);
+        if (weights < values_of(op.inputs[0]) + values_of(static_cast<int>(i) + 1))
+            end = i + 1, layer = 0;
+        else if (!layer)
+            layer = i;
+    }
+    if (!end || !layer)
+        return;
+    shared.assign(graph.ops.size() + 1, false);
+    std::fill_n(shared.begin(), layer + 1, true); // values of the ops before that layer
+    find_kept();
+}
+
+void SharedPrefix::find_kept() {
+    std::vector<bool> read(shared.size(), false);
+    for (size_t i = 0; i < graph.ops.size(); ++i)
+        if (!shared[i + 1])
+            for (int value : graph.ops[i].inputs)
+                read[static_cast<size_t>(value)] = true;
     for (int value : graph.outputs)
         read[static_cast<size_t>(value)] = true;
-    for (size_t v = 0; v < values; ++v)
+    for (size_t v = 0; v < shared.size(); ++v)
         if (read[v] && shared[v])
             kept.push_back(static_cast<int>(v));
 }

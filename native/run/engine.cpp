@@ -126,6 +126,7 @@ struct Model::Impl : Forkable {
 
     std::mutex mutex;                     // guards all members below, and the file's planes
     std::unique_ptr<SharedPrefix> prefix; // made when first needed: then all tables of the file are there
+    std::unique_ptr<SharedPrefix> split;  // of a large batch; by the size of the first one's images
     // Plans by last use, most recent first. Plans share ownership of panels; `panels` finds those that exist.
     std::list<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans;
     std::map<std::tuple<int, int, const TileKernel *, int, std::vector<int>>, std::weak_ptr<const Panel>> panels;
@@ -153,10 +154,13 @@ struct Model::Impl : Forkable {
     void check_arrays(const std::vector<InputArray> &arrays) const;
     void fill_images(const Plan &plan, size_t value, const InputArray &array, uint8_t *arena) const;
     void fill_inputs(const Plan &plan, const std::vector<InputArray> &arrays, uint8_t *arena) const;
+    void copy_kept(const KeptGroup &group, int image, const Plan &plan, int to, uint8_t *arena) const;
     void fill_kept(const Plan &plan, const std::vector<KeptGroup> &kept, const int *rows, uint8_t *arena) const;
     using Fill = std::function<void(const Plan &plan, int first, uint8_t *arena)>; // writes images from `first` on
     void run_groups(PlanKey key, int threads, float *const *outs, const CancelToken *cancel, const Fill &fill,
                     std::vector<KeptGroup> *keep = nullptr);
+    void run_split(PlanKey key, int group, int threads, std::vector<float *> &targets, const CancelToken *cancel,
+                   const Fill &fill);
     void run_group(const PlanKey &key, int first, int threads, std::vector<float *> &targets, const CancelToken *cancel,
                    const Fill &fill, std::vector<KeptGroup> *keep);
     void run_arrays(const std::vector<InputArray> &arrays, PlanKey key, int threads, float *const *outs,
@@ -233,14 +237,15 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
             drop_large_tables();
             return plans.front().second;
         }
-    if (key.part != PlanPart::whole && !prefix)
+    const bool is_split = key.part == PlanPart::split_prefix || key.part == PlanPart::split_rest;
+    if (!is_split && key.part != PlanPart::whole && !prefix)
         prefix = std::make_unique<SharedPrefix>(graph());
     auto plan = std::make_shared<const Plan>(make_plan(
         graph(), key.profile, key.inputs, *kernels,
         [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
             return panel(weight, bits, kernel, groups, order);
         },
-        key.part, prefix.get()));
+        key.part, is_split ? split.get() : prefix.get()));
     plans.emplace_front(key, plan);
     table_total += plan->table_bytes;
     keep_to_budget();
@@ -400,21 +405,24 @@ void Model::Impl::fill_inputs(const Plan &plan, const std::vector<InputArray> &a
 }
 
 // Kept values of the images rows[0], rows[1], ... as the plan has them. Both plans lay out a kept value alike.
+// The kept values of one image of a group, to image `to` of a plan's arena.
+void Model::Impl::copy_kept(const KeptGroup &group, int image, const Plan &plan, int to, uint8_t *arena) const {
+    for (int value : plan.kept) {
+        const Buffer &from = group.plan->buffers[static_cast<size_t>(value)];
+        const Buffer &buffer = plan.buffers[static_cast<size_t>(value)];
+        const uint8_t *source = group.arena->data + from.offset + from.image * static_cast<size_t>(image);
+        uint8_t *target = arena + buffer.offset + buffer.image * static_cast<size_t>(to);
+        std::memset(target - buffer.shift, 0, buffer.shift + buffer.pixel); // the pixel of zeros
+        std::memcpy(target + buffer.pixel, source + from.pixel, buffer.pixel * static_cast<size_t>(buffer.pixels));
+    }
+}
+
 void Model::Impl::fill_kept(const Plan &plan, const std::vector<KeptGroup> &kept, const int *rows,
                             uint8_t *arena) const {
     for (int n = 0; n < plan.images; ++n) {
         const auto after = std::upper_bound(kept.begin(), kept.end(), rows[n],
                                             [](int row, const KeptGroup &group) { return row < group.first; });
-        const KeptGroup &group = *std::prev(after);
-        for (int value : plan.kept) {
-            const Buffer &from = group.plan->buffers[static_cast<size_t>(value)];
-            const Buffer &to = plan.buffers[static_cast<size_t>(value)];
-            const uint8_t *source =
-                group.arena->data + from.offset + from.image * static_cast<size_t>(rows[n] - group.first);
-            uint8_t *target = arena + to.offset + to.image * static_cast<size_t>(n);
-            std::memset(target - to.shift, 0, to.shift + to.pixel); // the pixel of zeros
-            std::memcpy(target + to.pixel, source + from.pixel, to.pixel * static_cast<size_t>(to.pixels));
-        }
+        copy_kept(*std::prev(after), rows[n] - std::prev(after)->first, plan, n, arena);
     }
 }
 
@@ -510,9 +518,9 @@ std::vector<std::string> Model::outputs() const {
 bool Model::refresh() {
     std::lock_guard<std::mutex> lock(impl_->mutex);
     const bool more = impl_->file->refresh();
-    if (impl_->prefix)
-        impl_->prefix->graph.weights =
-            impl_->graph().weights; // which know their planes; ops, which plans point to, stay
+    for (SharedPrefix *part : {impl_->prefix.get(), impl_->split.get()})
+        if (part)
+            part->graph.weights = impl_->graph().weights; // which know their planes; ops, which plans point to, stay
     return more;
 }
 
@@ -592,17 +600,65 @@ void Model::Impl::run_groups(PlanKey key, int threads, float *const *outs, const
     constexpr size_t kGroupBytes = size_t(4) << 20;
     const int images = key.inputs[0].n;
     int group = images;
+    bool splits = false;
     if (images > 1) {
         std::lock_guard<std::mutex> lock(mutex);
         check_profile(key.profile);
         key.set_images(1);
         const size_t one = std::max<size_t>(plan_for(key)->arena_bytes, 1);
         group = static_cast<int>(std::min<size_t>(static_cast<size_t>(images), std::max<size_t>(kGroupBytes / one, 1)));
+        splits = group < images && key.part == PlanPart::whole;
+        if (splits && !split)
+            split = std::make_unique<SharedPrefix>(graph(), plan_for(key)->shapes);
+        splits = splits && !split->empty();
+        key.set_images(images);
     }
     std::vector<float *> targets(outs, outs + graph().outputs.size());
+    if (splits)
+        return run_split(std::move(key), group, threads, targets, cancel, fill);
     for (int first = 0; first < images || first == 0; first += group) {
         key.set_images(std::min(group, images - first));
         run_group(key, first, threads, targets, cancel, fill, keep);
+    }
+}
+
+// The layers with more weights than image run for many images together: their weights come from memory once. The layers
+// before them run in groups, as above.
+void Model::Impl::run_split(PlanKey key, int group, int threads, std::vector<float *> &targets,
+                            const CancelToken *cancel, const Fill &fill) {
+    constexpr size_t kTogetherBytes = size_t(16) << 20;
+    const int images = key.inputs[0].n;
+    PlanKey prefix_key = key, rest_key = key;
+    prefix_key.part = PlanPart::split_prefix;
+    rest_key.part = PlanPart::split_rest;
+    int together = images;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        rest_key.set_images(1);
+        const size_t one = std::max<size_t>(plan_for(rest_key)->arena_bytes, 1);
+        together = static_cast<int>(std::clamp<size_t>(kTogetherBytes / one, 1, static_cast<size_t>(images)));
+    }
+    const auto fill_rest = [&](const Plan &rest, int first, uint8_t *arena) {
+        struct Made { // gives its arena back, even after an error
+            Impl &model;
+            std::vector<KeptGroup> groups;
+            ~Made() {
+                for (KeptGroup &made : groups)
+                    model.give_back(std::move(made.arena));
+            }
+        };
+        std::vector<float *> none;
+        for (int n = 0; n < rest.images; n += group) {
+            Made made{*this, {}};
+            prefix_key.set_images(std::min(group, rest.images - n));
+            run_group(prefix_key, first + n, threads, none, cancel, fill, &made.groups);
+            for (int i = 0; i < prefix_key.inputs[0].n; ++i)
+                copy_kept(made.groups[0], i, rest, n + i, arena);
+        }
+    };
+    for (int first = 0; first < images; first += together) {
+        rest_key.set_images(std::min(together, images - first));
+        run_group(rest_key, first, threads, targets, cancel, fill_rest, nullptr);
     }
 }
 
@@ -619,7 +675,12 @@ void Model::Impl::run_group(const PlanKey &key, int first, int threads, std::vec
     }
     const Plan *plan = group.plan.get();
     uint8_t *arena = group.arena->data;
-    fill(*plan, first, arena);
+    try {
+        fill(*plan, first, arena);
+    } catch (...) { // a run of other layers that was cancelled
+        give_back(std::move(group.arena));
+        throw;
+    }
     Threads team{pool, threads};
     const RunEnd end =
         run_plan(*plan, *kernels, arena, team, nullptr, cancel); // does not throw: the arena is always given back

@@ -388,6 +388,13 @@ void Run::conv(const ConvStep &c) const {
         return;
     }
     const int blocks = static_cast<int>(c.blocks.size()) * c.groups;
+    if (plan.images > 1 && c.panel->bytes > size_t(256) << 10) { // a block's weights stay in L2 for all images
+        threads.run(blocks * total, [&](int task) {
+            const int chunk = task % total, block = task / total;
+            tiles(c, chunk / chunks, chunk % chunks, chunks, block, block + 1);
+        });
+        return;
+    }
     const int parts = threads.count > 1 && total < 8 * threads.count ? blocks : 1;
     threads.run(total * parts, [&](int task) {
         const int chunk = task / parts % chunks, part = task % parts;

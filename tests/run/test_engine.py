@@ -112,12 +112,19 @@ def test_every_pair_of_bits(c, out, kernel, ending, signed, groups, tmp_path):
     assert_exact(graph, images((2, 3, 5), c=c), tmp_path / "net.apm", ISAS, threads=(1, 2))
 
 
-@pytest.mark.parametrize("channels", [16, 31, 32, 48, 100])
+@pytest.mark.parametrize("channels", [16, 31, 32, 48, 64, 100, 130])
 def test_depth_wise_rows_of_every_length(channels, tmp_path):
     """In blocks of four and two vectors and what is left; rows of up to 32 pixels, sums of up to 8 at a time."""
     graph = pair_graph(channels, channels, 3, "codes", channels == 48, channels, KERNEL_PAIRS, seed=channels)
     sizes = [(1, 1, 7), (1, 1, 8), (2, 1, 9), (1, 1, 31), (1, 1, 33), (1, 6, 11), (1, 9, 29)]
     assert_exact(graph, images(*sizes, c=channels), tmp_path / "net.apm", ISAS, threads=(1, 3))
+
+
+@pytest.mark.parametrize("channels", [16, 20])
+def test_lines_of_eight_outputs_share_their_pixels(channels, tmp_path):
+    """One vector of outputs, 3x3: tiles in one line, across the end of a line, at the first line of the image."""
+    graph = pair_graph(channels, 16, 3, "codes", pairs=KERNEL_PAIRS, seed=channels)
+    assert_exact(graph, images((1, 1, 8), (2, 3, 16), (1, 5, 9), (1, 4, 24), c=channels), tmp_path / "net.apm", ISAS)
 
 
 def test_a_convolution_that_reads_nothing_but_padding(tmp_path):
