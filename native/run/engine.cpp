@@ -404,8 +404,7 @@ void Model::Impl::fill_inputs(const Plan &plan, const std::vector<InputArray> &a
     }
 }
 
-// Kept values of the images rows[0], rows[1], ... as the plan has them. Both plans lay out a kept value alike.
-// The kept values of one image of a group, to image `to` of a plan's arena.
+// The kept values of one image of a group, to image `to` of a plan's arena. Both plans lay out a kept value alike.
 void Model::Impl::copy_kept(const KeptGroup &group, int image, const Plan &plan, int to, uint8_t *arena) const {
     for (int value : plan.kept) {
         const Buffer &from = group.plan->buffers[static_cast<size_t>(value)];
@@ -417,6 +416,7 @@ void Model::Impl::copy_kept(const KeptGroup &group, int image, const Plan &plan,
     }
 }
 
+// Kept values of the images rows[0], rows[1], ... as the plan has them.
 void Model::Impl::fill_kept(const Plan &plan, const std::vector<KeptGroup> &kept, const int *rows,
                             uint8_t *arena) const {
     for (int n = 0; n < plan.images; ++n) {
