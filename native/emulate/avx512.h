@@ -88,6 +88,7 @@ inline simde__m512i shift_right(simde__m512i v, int count) { // the sign moves i
 #define _mm256_maskz_loadu_epi8(mask, p) anyprec::emulated::maskz_load<__m256i, int8_t>(mask, p)
 #define _mm_maskz_loadu_epi8(mask, p) anyprec::emulated::maskz_load<__m128i, int8_t>(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, v) anyprec::emulated::mask_store<float>(p, mask, v)
+#define _mm512_mask_storeu_epi8(p, mask, v) anyprec::emulated::mask_store<int8_t>(p, mask, v)
 #define _mm512_mask_storeu_epi16(p, mask, v) anyprec::emulated::mask_store<int16_t>(p, mask, v)
 #define _mm_mask_storeu_epi8(p, mask, v) anyprec::emulated::mask_store<int8_t>(p, mask, v)
 #define _mm512_cvtepu8_epi32(v) anyprec::emulated::convert<simde__m512i, int32_t, uint8_t>(v)
