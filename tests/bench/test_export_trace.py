@@ -46,7 +46,8 @@ def test_a_moved_code_is_found(graph):
     found = export_trace.trace(graph, "4", x, moved, names)
     before = float(run.before[names[0]][2, 1, 0, 5])
     assert found["first moved in"] == f"{names[0]}:1" and found["images with moved codes"] == 1
-    assert float(found["farthest from a border, steps"]) == pytest.approx(abs(before - np.floor(before) - 0.5), abs=0.06)
+    distance = abs(before - np.floor(before) - 0.5)
+    assert float(found["farthest from a border, steps"]) == pytest.approx(distance, abs=0.06)
 
 
 def test_exported_codes_become_outputs(graph, model, tmp_path):
