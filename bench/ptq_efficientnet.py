@@ -28,7 +28,7 @@ import anyprec
 from anyprec.post_training import GptqSettings, ptq
 
 OUT = Path(__file__).resolve().parent / "results" / "ptq_efficientnet.csv"
-FIELDS = ("method", "bits", "agreement", "output_error", "photographs", "seen", "cpu_seconds")
+FIELDS = ("method", "widths", "bits", "agreement", "output_error", "photographs", "seen", "cpu_seconds")
 HOW = anyprec.Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, size=224, to=256, filter="bicubic")
 # blocks, kernel, stride, expansion, in, out
 STAGES = (
@@ -160,13 +160,13 @@ def main() -> None:
             for k in widths:
                 with anyprec.bits(model, k):
                     made[k] = outputs(model, x)
-        again = {(method, str(k), str(len(seen))) for k in made}
-        rows = [row for row in rows if (row["method"], row["bits"], row["seen"]) not in again]
+        run = {"method": method, "widths": " ".join(map(str, made)), "seen": str(len(seen))}
+        rows = [row for row in rows if any(row[name] != value for name, value in run.items())]
         for k, given in made.items():
             same = 100 * float((given.argmax(1) == plain.argmax(1)).double().mean())
             error = 100 * float((given - plain).norm() / plain.norm())
             print(f"{method:>5} {k} bit  {same:6.2f} %, outputs {error:.2f} % off", flush=True)
-            figures = (method, k, f"{same:.2f}", f"{error:.2f}", len(x), len(seen), f"{seconds:.0f}")
+            figures = (method, run["widths"], k, f"{same:.2f}", f"{error:.2f}", len(x), len(seen), f"{seconds:.0f}")
             rows.append(dict(zip(FIELDS, map(str, figures), strict=True)))
         if method == "gptq" and args.pack:
             print(anyprec.pack(model, args.pack, example=x[:2], image=HOW))
