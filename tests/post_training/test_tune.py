@@ -6,7 +6,7 @@ from torch import nn
 import anyprec
 from anyprec.nn.switching import any_layers
 from anyprec.post_training import GptqSettings, ptq
-from anyprec.post_training.tune import distance, own_parameters, tune
+from anyprec.post_training.tune import distance, mean_distance, own_parameters, tune
 
 
 def small():
@@ -37,13 +37,23 @@ def test_a_width_learns_and_no_other_changes():
     before = outputs(model, calls)
     codes = [layer.codes(8).clone() for layer in any_layers(model).values()]
     flags = [p.requires_grad for p in model.parameters()]
-    found = tune(model, calls, (2,), steps=30)
+    found = tune(model, calls, (2,), steps=100)
     after = outputs(model, calls)
     assert found[2][1] < found[2][0]
     assert distance(after[2], after[32]) < distance(before[2], before[32])
     assert all(torch.equal(before[k], after[k]) for k in (4, 8, 32))
     assert all(torch.equal(a, layer.codes(8)) for a, layer in zip(codes, any_layers(model).values(), strict=True))
     assert [p.requires_grad for p in model.parameters()] == flags
+
+
+def test_a_width_is_judged_by_several_calls():
+    """The distance of one call may fall while that of all grows: then tuning did not help."""
+    model, calls = small()
+    made = outputs(model, calls)
+    wanted = list(made[32].split(8))
+    with anyprec.bits(model, 2):
+        found = mean_distance(model, calls, wanted)
+    assert abs(found - float(distance(made[2], made[32]))) < 1e-5
 
 
 def test_what_does_not_help_is_undone(monkeypatch):

@@ -18,7 +18,7 @@ from anyprec.choices import NESTING_QUANTIZERS, PTQ_METHODS
 from anyprec.errors import AnyprecError, DataError, UnsupportedBits
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.candidates import torch_kind
-from anyprec.nn.convert import convert
+from anyprec.nn.convert import ConversionReport, convert
 from anyprec.nn.norms import SwitchNorm
 from anyprec.nn.observe import (
     InputQuantizer,
@@ -34,6 +34,7 @@ from anyprec.nn.plain import to_float_network
 from anyprec.nn.quantizers import Lsq, WeightQuantizer
 from anyprec.nn.switching import any_layers, set_bits
 from anyprec.post_training.aciq import AciqSettings, install_aciq
+from anyprec.post_training.fragile import fragile_layers
 from anyprec.post_training.gptq import GptqSettings, GptqVisitor
 from anyprec.post_training.lockstep import joined_calls, run_in_lockstep, split_calls
 from anyprec.post_training.tune import tune
@@ -42,6 +43,7 @@ from anyprec.widths import FLOAT, INTEGER_WIDTHS, check_widths
 
 METHODS = PTQ_METHODS
 TUNED_AT_ONCE = 64  # images of a tuning step
+FRAGILE_IMAGES = 16  # that fragile layers are found with
 
 
 def ptq(
@@ -87,13 +89,13 @@ def ptq(
     if not calls:
         raise DataError("the loader gave no batch; ranges and statistics need at least one of training data")
     options: dict[str, Any] = {"widths": [*wanted, FLOAT], "quantizer": quantizer, "clip": "calibrated"}
-    model = convert(
-        to_float_network(net),
-        example=as_example(calls[0]) if example is None else example,
-        keep=keep,
-        inplace=True,
-        **options,
-    )
+    example = as_example(calls[0]) if example is None else example
+    model = convert(to_float_network(net), example=example, keep=keep, inplace=True, **options)
+    if method == "gptq" and (fragile := fragile_layers(model, few_images(calls))):
+        kept = (keep,) if isinstance(keep, str) else tuple(keep)
+        model = convert(to_float_network(net), example=example, keep=(*kept, *fragile), inplace=True, **options)
+        report: ConversionReport = model.conversion  # type: ignore[assignment]
+        report.kept |= dict.fromkeys(fragile, "rounding its input costs too much at 8 bit")
     same_norms(model)
     with torch.no_grad():
         if method == "aciq":
@@ -108,6 +110,11 @@ def ptq(
         note_zoo_conversion(model, net, options)
     set_bits(model, wanted[-1])
     return model.eval()
+
+
+def few_images(calls: Sequence[ModelCall]) -> ModelCall:
+    """Enough to tell a layer that loses most from the others."""
+    return split_calls([joined_calls(calls, 1)], FRAGILE_IMAGES)[0]
 
 
 def same_norms(model: nn.Module) -> None:

@@ -24,6 +24,7 @@ from anyprec.progress import Progress
 from anyprec.widths import FLOAT
 
 GOOD_ENOUGH = 0.01  # distance from float below which a width is left as it is: at 8 bit ResNet-20 starts at 0.001
+JUDGED_CALLS = 4  # at least; of one alone it may fall while it grows over all
 STEP = 0.01  # of Adam, times the mean size of what is tuned; a cosine takes it to 0
 
 
@@ -61,9 +62,9 @@ def tune(
 
 @torch.no_grad()
 def mean_distance(model: nn.Module, calls: Sequence[ModelCall], wanted: Sequence[Tensor]) -> float:
-    few = max(8, len(calls) // 8)  # enough to see whether it grew: one batch of two said it fell when it grew
+    few = min(len(calls), max(JUDGED_CALLS, len(calls) // 8))  # enough to see whether it grew
     pairs = list(zip(calls, wanted, strict=True))[:few]
-    return sum(float(distance(first_tensor(run_call(model, c, "the images")), w)) for c, w in pairs) / len(pairs)
+    return sum(float(distance(first_tensor(run_call(model, c, "the images")), w)) for c, w in pairs) / few
 
 
 def distance(made: Tensor, wanted: Tensor) -> Tensor:
