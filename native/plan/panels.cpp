@@ -327,7 +327,7 @@ ANYPREC_VECTORIZE void join_planes(const uint8_t *__restrict codes, int count, i
 // One tap of one channel as the elements of its steps. `to` holds zeros.
 void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8_t *codes, const uint8_t *values,
               uint8_t *to) {
-    const int center = (1 << bits) - 1;
+    const int center = bits < 32 ? (1 << bits) - 1 : 0; // 32: a float layer, which has none
     const auto lookup_parts = [&](auto &&join) {
         for (int j = 0; j < kernel.step_channels && j * steps < in; ++j)
             join(codes + static_cast<ptrdiff_t>(j) * steps, std::min(steps, in - j * steps), j);
