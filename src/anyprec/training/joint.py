@@ -37,8 +37,8 @@ def width_loss(
     count: Tensor | float | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """The loss of one width. `teacher` is the detached answer of wider ones, logits or log-probabilities; None for the
-    widest of all.
+    """The loss of one width. `teacher` is the detached answer of wider ones or of another network, logits or
+    log-probabilities; None for the widest of all.
 
     hard: labels. soft, recursive, wider: the teacher. With +label: label_weight * labels + the rest * the teacher.
     Of masks (labels (N, H, W)) it is the mean over the labeled pixels, or their sum divided by `count`. `smoothing`
@@ -182,6 +182,7 @@ def joint_step(
     label_weight: float = 0.5,
     label_smoothing: float = 0.0,
     width_weights: Mapping[int, float] | None = None,
+    teacher: Tensor | None = None,
     count: Tensor | float | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     backward: Callable[[Tensor], None] = Tensor.backward,
@@ -200,6 +201,8 @@ def joint_step(
     label_weight: the labels' share of the losses "recursive+label" and "wider+label".
     label_smoothing: spreads this share of each label evenly over all classes.
     width_weights: factor on the loss of a width in the sum; 1 for widths it does not name.
+    teacher: logits of another network for this batch. The widest width learns from them, too; "soft" has no other
+        teacher, and "wider" takes their probabilities into its mean.
     count: what losses of masks are divided by; by default the number of labeled pixels.
     autocast: makes the context that forward passes run in, such as torch.autocast.
     backward: takes each loss instead of its own `backward()`, such as one scaled by a GradScaler.
@@ -208,9 +211,10 @@ def joint_step(
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}, or give a function")
     if callable(loss) and label_smoothing:
         raise RecipeError("label_smoothing is for the named losses; smooth the labels in the loss function")
+    if teacher is not None and (callable(loss) or loss == "hard"):
+        raise RecipeError("a teacher needs a loss that learns from answers: soft, recursive, wider, or one with +label")
     results: dict[int, tuple[Tensor, Tensor]] = {}
-    teacher: Tensor | None = None
-    answers: list[Tensor] = []  # probabilities of all widths so far, for "wider"
+    answers = [] if teacher is None else [teacher.softmax(1)]  # probabilities of all so far, for "wider"
     with normalize_weights_once(model), autocast(), stem_once(model, images) as (z, body):
         for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
             set_bits(model, bits)

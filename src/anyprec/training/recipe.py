@@ -67,6 +67,7 @@ class Recipe:
     quantizer: str = "nested"
     scale: str = "learned"
     loss: str = "hard"
+    teacher: str = ""  # a model file (.apm, or a name) whose answers all widths learn from; not with loss="hard"
     label_smoothing: float = 0.0  # this share of each label is spread evenly over all classes
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label" and "wider+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
@@ -130,6 +131,10 @@ class Recipe:
         if self.winograd and (self.amp != "off" or self.compile):
             raise RecipeError(
                 "winograd=true computes in float32, layer by layer; set amp to 'off' and compile to false"
+            )
+        if self.teacher and self.loss == "hard":
+            raise RecipeError(
+                f"teacher={self.teacher!r} needs a loss that learns from answers; set loss to 'wider+label' or another"
             )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise RecipeError("nesterov=true needs optimizer='sgd' and a momentum above 0")

@@ -45,6 +45,7 @@ from anyprec.training.optimizers import learning_rate, make_optimizer
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
 from anyprec.training.run_folder import RunLog, clear_run, open_folder
+from anyprec.training.teacher import Teacher
 from anyprec.widths import FLOAT
 
 NORMALIZATIONS = {"imagenet": (PHOTO_MEAN, PHOTO_STD)}  # of recipes, beside that of the data set
@@ -113,6 +114,7 @@ class TrainingRun:
         if model is None:
             check_task(recipe, self.train_data)
 
+        self.teacher = Teacher(recipe.teacher, self.train_data) if recipe.teacher else None
         torch.manual_seed(recipe.seed)
         if model is None:
             model, self.new_widths = build_network(recipe, self.train_data)
@@ -211,6 +213,7 @@ class TrainingRun:
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
             label_smoothing=recipe.label_smoothing,
             width_weights={int(k): w for k, w in recipe.width_weights.items()}, count=count,
+            teacher=self.teacher(images).to(device) if self.teacher is not None else None,
             autocast=self._autocast, backward=scaled,
         )  # fmt: skip
         if recipe.kurtosis:
