@@ -2,10 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from anyprec.cli import main
+from anyprec.data import ArrayData, cifar10
+from anyprec.data.sets import PHOTO_MEAN
+from anyprec.training import run as run_module
+from anyprec.training.checkpoint import load_state
 from anyprec.zoo import build
 
 TRAIN = [
@@ -111,6 +116,24 @@ def test_float_weights_of_a_file(tmp_path, capsys):
     assert "holds only weights; name the data set they are for with --dataset" in capsys.readouterr().err
     assert main(["ptq", str(weights), "--dataset", "digts", *arguments]) == 2
     assert "--dataset 'digts' is not known" in capsys.readouterr().err
+    assert main(["ptq", str(weights), "--dataset", "digits", "--normalization", "imagenet", *arguments]) == 2
+    assert "mean has 3 values for 1 channels" in capsys.readouterr().err
+
+
+def test_the_normalization_that_weights_expect(tmp_path, monkeypatch, capsys):
+    random = np.random.default_rng(0)
+    data = ArrayData(random.integers(0, 256, (48, 32, 32, 3), np.uint8), np.arange(48) % 10, cifar10.CLASSES,
+                     cifar10.MEAN, cifar10.STD, "cifar10")  # fmt: skip
+    monkeypatch.setattr(run_module, "load_data", lambda *args, **rest: data)
+    torch.manual_seed(0)
+    state = build("resnet-he", depth=8, widths=(32,)).state_dict()
+    plain = {name.replace(".tables.32", ""): value for name, value in state.items() if ".act." not in name}
+    torch.save({"state_dict": plain}, tmp_path / "weights.pth")
+    for name, mean in (("dataset", cifar10.MEAN), ("imagenet", PHOTO_MEAN)):
+        arguments = ["--dataset", "cifar10", "--normalization", name, "--out", str(tmp_path / name), "--json"]
+        assert main(["ptq", str(tmp_path / "weights.pth"), "--method", "bs", "--widths", "8", *arguments]) == 0
+        kept = load_state(tmp_path / name / "bs" / "model.pt")["extra"]
+        assert tuple(kept["preprocessing"]["mean"]) == mean and kept["recipe"]["normalization"] == name
 
 
 def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
@@ -130,6 +153,7 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["RUN", "--widths", "32"], "widths has only float"),
         (["RUN", "--images", "0"], "argument --images: '0' is not a whole number above 0"),
         (["RUN", "--net", "resnet8"], "--net is for files of float weights"),
+        (["RUN", "--normalization", "imagenet"], "--normalization is for files of float weights"),
         (["RUN", "--dataset", "cifar10"], "cifar10"),
         (["RUN", "--dataset", "cifar10", "--data", "docs"], "docs has no CIFAR-10"),
         (["RUN", "--quantizer", "dorefa"], "invalid choice: 'dorefa'"),

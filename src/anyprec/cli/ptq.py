@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", metavar="NAME", help="the data set (default: the one of the model's recipe)")
     parser.add_argument("--net", metavar="NAME", help="network of a file of float weights, if its names do not tell")
     parser.add_argument(
+        "--normalization", choices=("dataset", "imagenet"),
+        help="mean and deviation of pixels that a file of float weights expects (default: those of the data set)",
+    )  # fmt: skip
+    parser.add_argument(
         "--quantizer", choices=NESTING_QUANTIZERS, default="lsq", help="grid of bs and bc (default: lsq, linear)"
     )
     parser.add_argument(
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods = parse_methods(args.method)
     widths = integer_widths(parse_widths(args.widths))
-    source, recipe = float_model(args.model, args.net, args.dataset)
+    source, recipe = float_model(args.model, args.net, args.dataset, args.normalization)
     source.to(usable_device(args.device))
     with locked(args.out) if args.out else nullcontext():
         return compare(args, methods, widths, source, recipe)
@@ -78,16 +82,15 @@ def run(args: argparse.Namespace) -> int:
 def compare(
     args: argparse.Namespace, methods: list[str], widths: tuple[int, ...], source: nn.Module, recipe: Recipe
 ) -> int:
-    from anyprec.data import load_data
     from anyprec.post_training.aciq import mean_bits
     from anyprec.post_training.gptq import GptqSettings
     from anyprec.post_training.methods import ptq
     from anyprec.post_training.source import kept_facts, training_batches
     from anyprec.training.evaluate import evaluate
-    from anyprec.training.run import eval_augment
+    from anyprec.training.run import eval_augment, load_normalized
 
-    training = load_data(recipe.data, "train", args.data, limit=args.images)
-    test = load_data(recipe.data, "test", args.data, limit=args.limit)
+    training = load_normalized(recipe, "train", args.data, limit=args.images)
+    test = load_normalized(recipe, "test", args.data, limit=args.limit)
     kept = kept_facts(args.model, training, test, recipe)
     how = Preprocessing.from_dict(kept["preprocessing"])
     loader = training_batches(training, recipe, args.device, how)

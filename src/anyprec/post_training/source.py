@@ -25,8 +25,11 @@ from anyprec.zoo.weights import read_state_dict
 SEEN_AT_ONCE = 128  # training images a batch
 
 
-def float_model(path: str, net: str | None, dataset: str | None) -> tuple[nn.Module, Recipe]:
-    """A model of the zoo that has a float width, and what is known of its data."""
+def float_model(
+    path: str, net: str | None, dataset: str | None, normalization: str | None = None
+) -> tuple[nn.Module, Recipe]:
+    """A model of the zoo that has a float width, and what is known of its data. A checkpoint says its normalization
+    itself; that of a file of weights may be given."""
     file = checkpoint_of(path)
     try:
         load_state(file)
@@ -41,10 +44,14 @@ def float_model(path: str, net: str | None, dataset: str | None) -> tuple[nn.Mod
             ) from None
         if dataset not in DATASETS:
             raise RecipeError(f"--dataset {dataset!r} is not known; choose one of {', '.join(DATASETS)}") from None
-        recipe = Recipe(net=str(model.zoo_name), data=dataset, augment=DATASETS[dataset].augment, widths=(FLOAT,))
+        recipe = Recipe(
+            net=str(model.zoo_name), data=dataset, augment=DATASETS[dataset].augment, widths=(FLOAT,),
+            normalization=normalization or "dataset",
+        )  # fmt: skip
         return model.eval(), recipe
-    if net is not None:
-        raise RecipeError(f"--net is for files of float weights; {file} says that of its network itself")
+    for option, given in (("--net", net), ("--normalization", normalization)):
+        if given is not None:
+            raise RecipeError(f"{option} is for files of float weights; {file} says it itself")
     model = load_model(file).eval()
     if FLOAT not in widths_of(model):
         raise UncalibratedBits(

@@ -394,13 +394,20 @@ def load_splits(recipe: Recipe, root: str | Path | None, download: bool = False)
     limit = recipe.limit or None
 
     def load(split: str, limit: int | None = None) -> Data:
-        data = load_data(recipe.data, split, root, download=download, limit=limit)
-        return data if recipe.normalization == "dataset" else renormalized(data, *NORMALIZATIONS[recipe.normalization])
+        return load_normalized(recipe, split, root, download=download, limit=limit)
 
     if not recipe.validation:
         return load("train", limit), load("test")
     rest, held_out = hold_out(load("train"), recipe.validation)
     return (rest if limit is None else balanced_subset(rest, limit)), held_out
+
+
+def load_normalized(
+    recipe: Recipe, split: str, root: str | Path | None, *, download: bool = False, limit: int | None = None
+) -> Data:
+    """A split of the recipe's data set, with the mean and deviation that the recipe names."""
+    data = load_data(recipe.data, split, root, download=download, limit=limit)
+    return data if recipe.normalization == "dataset" else renormalized(data, *NORMALIZATIONS[recipe.normalization])
 
 
 def sign_window(recipe: Recipe, done: float) -> float:

@@ -27,6 +27,12 @@ class Teacher:
             raise RecipeError(
                 f"teacher={name!r} is for {how.channels} channels, {data.name} has {len(data.mean)}; choose another"
             )
+        if self.model.labels and data.classes and self.model.labels != tuple(data.classes):
+            theirs, ours = (", ".join(map(str, names[:3])) for names in (self.model.labels, data.classes))
+            raise RecipeError(
+                f"teacher={name!r} knows the classes {theirs}, ..., {data.name} has {ours}, ...; choose a model that was "
+                "trained for the same"
+            )
         # x = (p - mean) / std for the learner, (p - m) / s for the teacher: x * std / s + (mean - m) / s
         mean, std = np.asarray(data.mean), np.asarray(data.std)
         self.factor = (std / np.asarray(how.std)).astype(np.float32)
