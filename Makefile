@@ -1,7 +1,8 @@
 # Every target does its own set-up on a fresh machine: Python 3.10+, a C++17 compiler and make are all it needs.
 # Set-up runs once, and again when the build or the pinned versions change.
 #   make demo    train on the embedded digits, pack, run natively at every width; then what bits buy on this CPU
-#   make test    the tests; `make slow` the long ones; `make extras-test` those that need optional packages
+#   make test    the tests; `make thorough` those that take seconds, `make slow` the long ones, `make extras-test` those
+#                that need optional packages
 #   make check   lint, format, types
 #   make native-test   the C++ tests of the reader; `make sanitize` the engine under sanitizers against the oracle
 #   make arm-test   the engine for 64-bit ARM, cross-compiled and emulated, against the oracle
@@ -27,8 +28,8 @@ PACKAGES := $(wildcard src/anyprec/*/__init__.py src/anyprec/*/*/__init__.py)
 # then wait for ever.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --max-worker-restart=0 --color=no
 
-.PHONY: setup demo test slow extras-test check format docs coverage networks bench native-test sanitize arm-test \
-	emulate-test fuzz clean
+.PHONY: setup demo test thorough slow extras-test check format docs coverage networks bench native-test sanitize \
+	arm-test emulate-test fuzz clean
 
 setup: $(READY)
 
@@ -59,6 +60,10 @@ demo: $(READY)
 test: $(READY)
 	$(PYTEST) -rs --assert=plain || { $(PYTEST) --lf; exit 1; }
 
+# Whole commands, trainings and servers: continuous integration runs them after the tests.
+thorough: $(READY)
+	$(PYTEST) -m 'thorough and not slow' -rs --assert=plain || { $(PYTEST) -m 'thorough and not slow' --lf; exit 1; }
+
 slow: $(READY)
 	ANYPREC_TEST_LIMIT=14400 $(PYTEST) -m slow -o faulthandler_timeout=3600
 
@@ -73,7 +78,7 @@ $(VENV)/.extras: pyproject.toml constraints.txt | $(READY) $(VENV)/.networks
 	touch $@
 
 extras-test: $(READY) $(VENV)/.extras
-	$(PYTEST) -rs $(EXTRAS_TESTS)
+	$(PYTEST) -m 'not slow' -rs $(EXTRAS_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --color=no -m slow -rs tests/test_ray.py tests/serve/ray
 
 # tests/typed: the public names as a user has them.
@@ -97,7 +102,7 @@ docs: $(READY) $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 coverage: $(READY)
-	$(PYTEST) --cov=anyprec --cov-report=term --cov-report=html:build/coverage
+	$(PYTEST) -m 'not slow' --cov=anyprec --cov-report=term --cov-report=html:build/coverage
 
 # Packages that public networks come from. They want torchvision, of which there may be no build for this torch: only
 # its Python files are used (tests/networks/torchvision_operators.py), so nothing it depends on is installed.

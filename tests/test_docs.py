@@ -38,9 +38,12 @@ def anchors(path):
 
 
 LONG = [ROOT / "docs" / "cli" / "reproduce.md", ROOT / "docs" / "guides" / "compliance.md"]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+WITH_BLOCKS = [path for path in PAGES if blocks(path) and path != TUTORIAL]
+SAMPLE = [*sampled(WITH_BLOCKS, 1, slow=LONG), pytest.param(TUTORIAL, marks=pytest.mark.thorough)]
 
 
-@pytest.mark.parametrize("path", sampled([p for p in PAGES if blocks(p)], 1, slow=LONG), ids=named)
+@pytest.mark.parametrize("path", SAMPLE, ids=named)
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -69,6 +72,7 @@ def test_every_verb_has_a_file_a_page_and_tests():
         assert list((ROOT / "tests").rglob(f"test_cli_{verb}.py")), f"no tests/**/test_cli_{verb}.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [ROOT / "examples" / "convert_your_net.py"], ids=lambda p: p.stem)
 def test_examples_run(path, tmp_path, monkeypatch):
     """As a user types it, in a folder of his own. A few epochs say whether it still works."""

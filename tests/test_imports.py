@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "progress": set(),
     "data": {"progress"},
     "nn": {"data", "progress", "training", "zoo"},
-    # `models` and `packing`: a training may start from a model file
-    "training": {"data", "models", "nn", "onnx_import", "packing", "progress", "zoo"},
+    # `models` and `packing`: a training may start from a model file; `run`: another may teach it
+    "training": {"data", "models", "nn", "onnx_import", "packing", "progress", "run", "zoo"},
     "onnx_import": set(),
     "analysis": {"data", "nn", "progress", "training", "zoo"},
     "zoo": {"data", "format", "nn", "progress", "training"},  # `format` to read safetensors

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 # The Makefile's own options: those are what is tested here.
 OPTIONS = shlex.split(re.search(r"^PYTEST := .* -m pytest (.*)$", (ROOT / "Makefile").read_text(), re.M)[1])
@@ -25,6 +27,7 @@ def run(folder: Path, files: dict[str, str], *options: str, **environment: str) 
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_workers_that_die(tmp_path):
     dies = "import os, signal\ndef test_dies(): os.kill(os.getpid(), signal.SIGILL)\n"
     files = {f"test_dies{i}.py": dies for i in range(6)} | {f"test_good{i}.py": GOOD for i in range(6)}
@@ -34,6 +37,7 @@ def test_workers_that_die(tmp_path):
     assert "node down" in done.stdout and " 12 passed" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_test_that_hangs(tmp_path):
     hangs = "import time\ndef test_hangs(): time.sleep(600)\n"
     done = run(tmp_path, {"test_hangs.py": hangs, "test_good.py": GOOD}, "-o", "faulthandler_timeout=2")

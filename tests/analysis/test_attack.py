@@ -101,6 +101,7 @@ def test_straight_through_at_one_bit():
     torch.testing.assert_close(moved, column(0.525, 0.475))
 
 
+@pytest.mark.thorough
 def test_epsilon_zero_changes_nothing(trained, digits):
     x = torch.randn(4, 1, 8, 8).clamp(-0.5, 0.5)
     y = torch.zeros(4, dtype=torch.int64)

@@ -158,6 +158,7 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_training_is_observed_and_not_changed(tmp_path):
     compliance, results = train_observed(RECIPE, tmp_path / "a", progress=False)
     assert results == train(RECIPE, tmp_path / "b", progress=False)

@@ -103,6 +103,7 @@ def images():
     return [torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
 
 
+@pytest.mark.thorough
 def test_values_are_those_of_the_layer(alexnet):
     found = layer_histograms(alexnet, images(), ["conv1", "norm2"], WIDTHS, bins=20)
     assert list(found) == ["conv1", "norm2"] and set(found["conv1"]) == {"before", "after"}

@@ -391,6 +391,7 @@ def fake_rivals(tmp_path, monkeypatch):
     return str(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as on Linux")
 @pytest.mark.parametrize(
     ("fate", "reason", "signal"),

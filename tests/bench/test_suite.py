@@ -82,6 +82,7 @@ def test_neither_model_nor_suite(capsys):
     assert "--suite" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_suite_runs(monkeypatch, tmp_path, capsys):
     """With one small network, without rivals: the files are made, timed and kept."""
     monkeypatch.setattr(suite, "SUITE", ("resnet20",))

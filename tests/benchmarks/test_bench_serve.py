@@ -169,6 +169,7 @@ def test_files(tmp_path):
     assert [row["claim"] for row in rows] == [one["claim"] for one in said]
 
 
+@pytest.mark.thorough
 def test_pictures(tmp_path):
     pytest.importorskip("matplotlib")
     m = measured(tmp_path, {"adaptive": GOOD, "8": EIGHT})

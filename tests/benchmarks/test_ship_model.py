@@ -52,6 +52,7 @@ def shipped(made, tmp_path, monkeypatch):
     return tmp_path / "models"
 
 
+@pytest.mark.thorough
 def test_file_and_card(shipped, run):
     assert sorted(path.name for path in shipped.iterdir()) == ["digits-tiny.apm", "digits-tiny.json"]
     card, m = catalog.card("digits-tiny"), anyprec.load("digits-tiny")
@@ -101,6 +102,7 @@ def test_a_segmentation(tmp_path, monkeypatch):
     assert "mIoU" in ship_model.section(card)
 
 
+@pytest.mark.thorough
 def test_times_come_later(shipped, monkeypatch, capsys):
     monkeypatch.setattr("os.getloadavg", lambda: (7.3, 0.0, 0.0))
     before = catalog.card("digits-tiny")
@@ -114,6 +116,7 @@ def test_times_come_later(shipped, monkeypatch, capsys):
     assert {**after.to_dict(), "timing": 0, "profiles": 0} == {**before.to_dict(), "timing": 0, "profiles": 0}
 
 
+@pytest.mark.thorough
 def test_an_engine_that_disagrees_is_not_shipped(run, tmp_path, monkeypatch, capsys):
     class Wrong:
         def __init__(self, model):
@@ -130,6 +133,7 @@ def test_an_engine_that_disagrees_is_not_shipped(run, tmp_path, monkeypatch, cap
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_what_is_refused(run, tmp_path, monkeypatch, capsys):
     def error(*args):
         assert ship_model.main([*map(str, args), "--out", str(tmp_path)]) == 1

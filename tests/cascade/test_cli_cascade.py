@@ -17,6 +17,7 @@ def arrays(tmp_path, images):
     return path
 
 
+@pytest.mark.thorough
 def test_a_cascade_is_stored_and_runs(arrays, images, tmp_path, capsys):
     out, picture = tmp_path / "auto.apm", tmp_path / "curve.png"
     command = ["cascade", "cifar10-vgg-small", arrays, "--agreement", "95", "--stages", "1,8", "--out", out, "--json"]

@@ -147,6 +147,7 @@ def read_only(mount_disk):
     return mount_disk("size=1m,ro")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [
@@ -208,6 +209,7 @@ def test_a_full_disk_behind_standard_output(tmp_path):
     assert (done.returncode, done.stderr) == (2, "anyprec: error: standard output: No space left on device\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "surroundings",
     sampled([{"COLUMNS": "1"}, {"COLUMNS": "x"}, {"TERM": "dumb"}, {}, {"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}]),
@@ -220,6 +222,7 @@ def test_odd_surroundings(surroundings, place):
         assert done.returncode == code and "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_ctrl_c(place):
     """From a terminal it reaches the whole process group: workers say nothing, the command one line."""
     command = [sys.executable, "-m", "anyprec", "simulate", "table.json", "--seconds", "600", "--arrivals",

@@ -227,6 +227,7 @@ def test_missing_files(tmp_path: Path) -> None:
     load_data("cifar10", "test", tmp_path)
 
 
+@pytest.mark.thorough
 def test_real_test_images(data_root: Path) -> None:
     if cifar10.find(data_root, "test")[1]:
         pytest.skip(f"no CIFAR-10 in {data_root}")

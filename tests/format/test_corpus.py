@@ -43,6 +43,7 @@ def test_golden_file(tiny, same):
     same(tiny(fixed=True, keep_float=True), apm.read(by_name["opens-fixed-bits"]))
 
 
+@pytest.mark.thorough
 def test_the_fuzzer_runs(tmp_path):
     script = Path(__file__).with_name("fuzz_reader.py")
     command = [sys.executable, str(script), "--runs", "300", "--seed", "1", "--keep", str(tmp_path)]

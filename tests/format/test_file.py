@@ -23,6 +23,7 @@ def test_round_trip(tiny, same, tmp_path, nested, keep_float):
     assert [path.name for path in tmp_path.iterdir()] == ["net.apm"]  # no temporary file is left
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_round_trip_of_random_graphs(build, same, tmp_path_factory, data, seed):

@@ -38,6 +38,7 @@ def test_the_corpus_of_the_tests(agree, verdicts):
         assert found == path.name.partition("-")[0]
 
 
+@pytest.mark.thorough
 def test_the_corpus_of_the_native_fuzzer(agree):
     with tarfile.open(FUZZED) as corpus:
         files = [(member.name, corpus.extractfile(member).read()) for member in corpus if member.isfile()]
@@ -46,6 +47,7 @@ def test_the_corpus_of_the_native_fuzzer(agree):
     assert len(seen) > 4, seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make_right", [False, True], ids=["wrong checksum", "right checksum"])
 def test_every_tensor_changed(agree, forge, tiny, tmp_path, make_right):
     """Its last byte's first or last bit, or an odd float at its end, with and without a checksum that agrees."""

@@ -106,6 +106,7 @@ def test_the_page_shows_the_cards():
     assert paged(page) == page, "docs/models.md is out of date: python bench/ship_model.py --page"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_they_are_in_the_package(kind, tmp_path):
     """What pip installs, built without the engine, which takes minutes."""

@@ -33,6 +33,7 @@ def test_the_list():
     assert set(names) >= SAMPLE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", [n for n in NETWORKS if str(n) in SAMPLE], ids=str)
 def test_sample(network):
     check(network)

@@ -344,6 +344,7 @@ def test_checkpoints_hold_calibrated_widths():
 # --- Loaders --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrap",
     sampled(

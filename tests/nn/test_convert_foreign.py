@@ -96,6 +96,7 @@ def build(name, seed=0):
 MOST = sampled(NETS, 1, slow=["transformers-mobilenetv2"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MOST)
 def test_the_whole_story(name, relative_errors):
     net, x = build(name)
@@ -176,6 +177,7 @@ def test_all_but_first_and_last_is_converted(name):
     assert sorted(report.norms) == sorted(norms)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MOST)
 def test_calibrated_widths_run_and_others_do_not_change(name):
     net, x = build(name)
@@ -210,6 +212,7 @@ def test_signs_in_a_transformer():
     assert all(layer.act.signed for layer in any_layers(model).values())  # behind layer norms and GELU
 
 
+@pytest.mark.thorough
 def test_signs_in_mobilenet_and_groups():
     net, x = build("transformers-mobilenetv2")
     model = convert(net, example=x, group_depthwise=8)

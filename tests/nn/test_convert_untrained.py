@@ -48,6 +48,7 @@ def images(n=16):
     return torch.randn(n, 3, 8, 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NETS)
 def test_every_width_is_alive(name, training):
@@ -65,6 +66,7 @@ def test_every_width_is_alive(name, training):
             assert spread > 1e-3, (k, mode)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(NETS, 1, slow=["deep"]))
 def test_a_few_joint_steps_train_every_width(name):
     x = images(32)

@@ -368,6 +368,7 @@ def test_compiled(images):
     assert torch.allclose(model[3].weight.grad, plain[3].weight.grad, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [1, 8, 32])
 def test_exported(bits, images):
     model = network("nested").eval()

@@ -32,6 +32,7 @@ def scramble(model):
             value.data.copy_(torch.rand(value.shape, generator=dice) + 0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(SMALL))
 @pytest.mark.parametrize("quantizer", ["nested", "dorefa"])
 def test_zoo_networks_give_the_same(name, quantizer):

@@ -197,6 +197,7 @@ ANY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
 EXTREMES = st.sampled_from([0.0, -0.0, 1e-45, -1e-45, 1.2e-38, 3.4e38, -3.4e38, 1.0, -1.0, 1e-7])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NESTING)
 @given(st.lists(ANY_FLOAT | EXTREMES, min_size=1, max_size=40))
 @example([0.0])
@@ -715,6 +716,7 @@ class Both(nn.Module):
         return self.act(y, 2) * self.quantizer.weight(self.quantizer.normalize(self.w), self.w, 2)
 
 
+@pytest.mark.thorough
 @every_quantizer
 def test_exported_whole(name):
     model, y = Both(name), torch.rand(64)
@@ -772,6 +774,7 @@ def lsq_error(w, bits, reach=None):
     return float(((w - quantizer.weight(quantizer.normalize(w), w, bits)).norm() / w.norm()).detach())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(DISTRIBUTIONS, 3))
 def test_lsq_of_given_weights_is_good_at_8_bit_and_better_than_the_largest_weight_below(name):
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ def run_folder(tmp_path_factory):
     return out
 
 
+@pytest.mark.thorough
 def test_command(run_folder, tmp_path, capsys):
     out = tmp_path / "digits.apm"
     capsys.readouterr()

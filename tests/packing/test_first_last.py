@@ -46,6 +46,7 @@ def nhwc(x):
 # --- Which layers, and their numbers ---
 
 
+@pytest.mark.thorough
 def test_first_and_last_layer(model):
     graph = make_graph(model, example=X, keep_float=True, first_last="8bit")
     assert fixed(graph) == {"conv0", "fc"} == fixed(make_graph(model, example=X, first_last="8bit"))
@@ -225,6 +226,7 @@ def test_the_file_runs_natively(model, tmp_path):
             assert np.array_equal(packed(x, bits=profile.name, layout="NHWC").reshape(wanted.shape), wanted)
 
 
+@pytest.mark.thorough
 def test_command(tmp_path, capsys, request):
     sets = ["epochs=1", "limit=256", "net_options.multiplier=0.25"]
     run = tmp_path / "run"

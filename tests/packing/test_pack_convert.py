@@ -227,6 +227,7 @@ def transformers_net(name):
     return transformers.ResNetForImageClassification(config)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["basic", "bottleneck", pytest.param("mobilenet", marks=pytest.mark.slow)])
 def test_foreign_networks(agree, name):
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ def integer_products(graph) -> list[bool]:
     return [op.name in graph.tables for op in graph.ops if op.kind == "matmul"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["@", "bmm", "sdpa"])
 @pytest.mark.parametrize("choice, integers", [("integer", [True, True]), ("scores", [True, False])])
 def test_written_attention(way, choice, integers, tmp_path):
@@ -49,6 +50,7 @@ def test_written_attention(way, choice, integers, tmp_path):
             assert len(sources) == 2 and sources[1].attributes["signed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_multihead_attention_of_any_length(need_weights, tmp_path):
     """Softmax of a free length has no table by channel: its scale comes as a value."""
@@ -109,6 +111,7 @@ def test_timm(name, tmp_path):
     assert all(integer_products(graph)) and len(integer_products(graph)) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 def test_transformers(way, tmp_path):
     transformers = pytest.importorskip("transformers")

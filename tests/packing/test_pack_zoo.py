@@ -45,6 +45,7 @@ def network(name, **more):
 LONG = ("mobilenetv2", "resnet20", "resnet18", "resnet50", "deeplab-resnet18", "deeplab-resnet50")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(NETS, 1, slow=LONG))
 def test_all_widths(agree, name):
     model, x = network(name)
@@ -58,6 +59,7 @@ def test_all_widths(agree, name):
     assert graph.image_size == (tuple(x.shape[2:]) if free and not maps else None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quantizer, scale", [("nested", "mean"), ("dorefa", "mean"), ("lsq", "learned")])
 @pytest.mark.parametrize("name", sampled(["resnet8", "resnet20-he"]))
 def test_all_quantizers(agree, name, quantizer, scale):
@@ -85,6 +87,7 @@ def test_quantized_skips(agree, kinds, name):
     assert kinds(graph)["quantize"] == len(acts)
 
 
+@pytest.mark.thorough
 def test_norms_are_folded(agree, kinds):
     model, x = network("resnet20")
     graph = agree(model, x)
@@ -100,6 +103,7 @@ def sources_of_pools(graph):
     return [kind[op.inputs[0]] for op in graph.ops if op.kind == "max_pool"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "sources"), [("alexnet", ["quantize"] * 3), ("vgg-speed", ["quantize"] * 3 + ["clip"])]
 )
@@ -109,6 +113,7 @@ def test_pools_move_codes(agree, name, sources):
     assert sources_of_pools(agree(model, x, positive=True)) == sources
 
 
+@pytest.mark.thorough
 def test_norms_with_negative_scales_stay_behind_their_pools(agree):
     model, x = network("vgg-speed")
     assert sources_of_pools(agree(model, x)) == ["conv", "conv", "conv", "clip"]

@@ -49,6 +49,7 @@ def test_the_file_gives_the_graph_back(model, tmp_path):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quantizer", ["nested", "dorefa", "lsq"])
 def test_a_prefix_is_the_narrower_model(quantizer, tmp_path):
     torch.manual_seed(0)

@@ -53,6 +53,7 @@ def packed(tmp_path_factory, shaken):
     return make
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("net", "quantizer"),
     [
@@ -71,6 +72,7 @@ def test_the_network_is_that_of_the_file(packed, net, quantizer):
             assert torch.equal(layer.codes(k), any_layers(model)[name].codes(k))
 
 
+@pytest.mark.thorough
 def test_answers_stay_when_statistics_are_measured(packed):
     """On images that were neither measured nor compared."""
     model, path = packed()
@@ -84,6 +86,7 @@ def test_answers_stay_when_statistics_are_measured(packed):
         assert close.float().mean() > 0.98, k
 
 
+@pytest.mark.thorough
 def test_statistics_are_those_of_the_images(packed):
     """In training, batch statistics take the place of the running ones, and little may change."""
     again = made("vgg-speed", 2)
@@ -106,6 +109,7 @@ def test_statistics_are_those_of_the_images(packed):
         hook.remove()
 
 
+@pytest.mark.thorough
 def test_float_starts_as_the_widest(packed):
     again = made("vgg-speed", 2)
     unpack(again, packed()[1], batches())
@@ -114,6 +118,7 @@ def test_float_starts_as_the_widest(packed):
         assert torch.equal(norm.tables["32"].bias, norm.tables["8"].bias)
 
 
+@pytest.mark.thorough
 def test_weights_have_the_size_of_hes_start(packed):
     again = made("vgg-speed", 2)
     unpack(again, packed()[1], batches())
@@ -132,6 +137,7 @@ def test_a_width_the_file_lacks_is_new(packed):
         assert torch.isfinite(again.eval()(images())).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quantizer", sampled(["lsq", "nested"]))
 def test_float_weights_come_back(packed, quantizer):
     model, path = packed(quantizer=quantizer, name="float", keep_float=True)
@@ -143,6 +149,7 @@ def test_float_weights_come_back(packed, quantizer):
         assert torch.equal(layer.codes(8), any_layers(model)[name].codes(8))
 
 
+@pytest.mark.thorough
 def test_float_layers_and_biases(packed):
     model, path = packed()
     again = made("vgg-speed", 2)
@@ -154,6 +161,7 @@ def test_float_layers_and_biases(packed):
     assert torch.allclose(again.whiten.bias, model.whiten.bias, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_mode_and_file_stay(packed):
     _, path = packed()
     before = path.read_bytes()
@@ -219,6 +227,7 @@ def test_codes_nested_cannot_give(packed):
     refused(made("vgg-speed", 2, "nested"), path, "quantizer nested", "'conv1'")
 
 
+@pytest.mark.thorough
 def test_another_file_than_that_of_the_names(packed, tmp_path, monkeypatch):
     """Whatever is solved for: a network that answers otherwise is refused by the check."""
     from anyprec.packing import unpack as module

@@ -117,6 +117,7 @@ def equal(tmp_path):
     return check
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal(equal, name):
     torch.manual_seed(0)

@@ -112,6 +112,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", MISTAKES)
 @pytest.mark.parametrize("example", [X, later(ZEROS)], ids=["images", "zeros"])
 def test_a_mistake_is_found(model, tmp_path, broken, what, example):
@@ -180,6 +181,7 @@ def test_8_bit_edges_that_are_off(model, tmp_path, broken):
         pack(model, tmp_path / "net.apm", example=X, first_last="8bit")
 
 
+@pytest.mark.thorough
 def test_half_and_double_precision(model, tmp_path):
     import copy
 
@@ -240,6 +242,7 @@ def run_folder(tmp_path_factory, request):
     return out
 
 
+@pytest.mark.thorough
 def test_command(run_folder, tmp_path, capsys, broken):
     out = tmp_path / "digits.apm"
     capsys.readouterr()

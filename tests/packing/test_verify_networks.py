@@ -58,6 +58,7 @@ LONG = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(SMALL, 1, slow=LONG))
 def test_zoo(name, tmp_path):
     torch.manual_seed(0)
@@ -72,6 +73,7 @@ def test_zoo(name, tmp_path):
 LONG_FOREIGN = ("transformers MobileNetV2", "transformers ResNet", "norm-act DenseNet", "Inception")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(FOREIGN, 1, slow=LONG_FOREIGN))
 def test_foreign(name, tmp_path):
     if "transformers" in name:

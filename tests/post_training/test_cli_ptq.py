@@ -89,6 +89,7 @@ def test_all_methods(run_folder, tmp_path, capsys):
         assert found[k] == pytest.approx(record["methods"]["bc"][k]["accuracy"], abs=0.6)
 
 
+@pytest.mark.thorough
 def test_the_table(run_folder, capsys):
     arguments = ["--method", "bs", "--method", "aciq,bs", "--widths", "2,8", "--images", "64", "--limit", "60"]
     assert main(["ptq", str(run_folder), *arguments]) == 0

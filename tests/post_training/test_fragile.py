@@ -44,6 +44,7 @@ def test_the_layer_that_loses_most_is_found(gain, wanted):
     assert fragile_layers(model, ((x,), {})) == wanted
 
 
+@pytest.mark.thorough
 def test_it_stays_float_and_the_report_says_so(tmp_path):
     net, x = made(20.0), images(32, 1)
     model = ptq(net, [x], "gptq", (4, 8), gptq=GptqSettings(tune_steps=0))

@@ -86,6 +86,7 @@ def untuned(net, loader):
     return ptq(net, loader, "gptq", WIDTHS, gptq=GptqSettings(tune_steps=0))
 
 
+@pytest.mark.thorough
 def test_codes_nest_and_every_channel_has_its_scale(untuned):
     for layer in any_layers(untuned).values():
         assert isinstance(layer.quantizer, ChosenCodes)
@@ -103,6 +104,7 @@ def test_it_beats_shifted_bits_and_calibrated_norms(net, loader, untuned):
     assert found[8] < 0.1  # all widths share the codes: 8 bit gives a little for 1 and 2
 
 
+@pytest.mark.thorough
 def test_tuning_helps_low_widths_and_keeps_the_codes(net, loader):
     """On other images, in what is tuned: the divergence from the answers of a network that is sure of them."""
     sure, x = copy.deepcopy(net), images(480, seed=3)
@@ -137,6 +139,7 @@ def test_it_packs_and_truncates(untuned, tmp_path):
         assert (cut(x.numpy(), bits=k) == packed(x.numpy(), bits=k)).all()
 
 
+@pytest.mark.thorough
 def test_a_zoo_network_is_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     source = build("resnet8", widths=(32,), in_channels=1, multiplier=0.5).eval()

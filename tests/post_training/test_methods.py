@@ -67,6 +67,7 @@ def outputs(model, x, widths=WIDTHS):
         return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_float_is_what_it_was_and_eight_bit_is_close(net, loader, method):
     before = {key: value.clone() for key, value in net.state_dict().items()}
@@ -224,6 +225,7 @@ def test_sequences_and_keywords():
         torch.testing.assert_close(model(**batch), net(**batch), rtol=0.1, atol=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["resnet8", "resnet-he"])
 def test_zoo_models_are_saved_and_loaded(name, tmp_path):
     """Also those whose activations clip at 1 in training: a float one's do not, so it needs ranges."""

@@ -29,6 +29,7 @@ def test_a_rival_that_dies_is_named_in_the_table(bench):
     assert "OpenVINO int8" in done.stderr.splitlines()[-1] and "SIGILL" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_a_rival_that_dies_is_named_in_json(bench):
     """Its signal was nowhere in the JSON."""
     record = json.loads(bench("--json").stdout)

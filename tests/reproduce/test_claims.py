@@ -125,6 +125,7 @@ class FakeStore:
         return {bits: {"accuracy": OF[bits] + by} for bits in training.recipe.widths}
 
 
+@pytest.mark.thorough
 def test_over_seeds(tmp_path):
     """Means and deviations; a claim holds if it does with every seed."""
     conclude("table1", "tiny", tmp_path, FakeStore(-3.0), lambda share, what: None, seeds=2)

@@ -42,6 +42,7 @@ def test_data_that_is_missing_is_named_before_anything_else(tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.thorough
 def test_an_experiment_from_training_to_report(tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     argv = ["reproduce", "gaps", "uca", "--scale", "tiny", "--out", str(out), "--jobs", "1", "--json"]

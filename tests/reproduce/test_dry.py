@@ -66,6 +66,7 @@ def test_a_recipe_goes_through_the_whole_pipeline(name, tmp_path):
     assert (tmp_path / "run" / "model.pt").exists()
 
 
+@pytest.mark.thorough
 def test_dry_run_at_tiny_scale():
     found = dry_run(find(["gaps", "table2"]), "tiny")
     assert found["trainings"] == 1 and set(found["experiments"]) == {"gaps", "table2"}

@@ -76,6 +76,7 @@ def worker():
         stream.close()
 
 
+@pytest.mark.thorough
 def test_a_worker_does_jobs_and_ends_with_its_parent(worker, tmp_path):
     one = training("digits", "limit=64", "batch_size=32", "epochs=1", "widths=[2,32]", "net_options.multiplier=0.25")
     shared = {"scale": "tiny", "seeds": 1, "out": str(tmp_path), "data": None, "device": None}

@@ -22,6 +22,7 @@ def images():
     return np.random.default_rng(0).standard_normal((9, 3, 96, 96)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("net", NETS)
 def test_a_large_batch_is_its_images_one_by_one(net, images, tmp_path):
     write(NETS[net](), tmp_path / "net.apm")

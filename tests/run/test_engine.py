@@ -92,6 +92,7 @@ def test_a_batch_larger_than_runs_at_once(tmp_path):
 # --- Every kernel ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_kernel_is_chosen(isa, tmp_path):
     """Wide enough for all: 96 and 128 channels fill the groups and vectors of every kernel there is."""

@@ -44,6 +44,7 @@ def packed(name, options, side, path):
 LONG = ("mobilenetv2", "resnet50", "resnet20", "resnet20-he")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sampled(NETS, 1, slow=LONG))
 def test_small_networks(name, tmp_path):
     options, side, count = NETS[name]

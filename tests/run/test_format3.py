@@ -83,6 +83,7 @@ def test_binary(function, a, b, tmp_path):
     check(chain, tmp_path, *outputs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(n,) for n in LENGTHS] + [(3, 17), (5, 1), (4, 3, 20), (2, 3, 4, 5), (70, 3, 70)])
 def test_reductions(shape, tmp_path):
     for batch in (1, 3):
@@ -223,6 +224,7 @@ def codes_graph(chain: Chain) -> Graph:
     return replace(chain.graph, ops=tuple(chain.ops), outputs=(product,), input_shape=(None, 16))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function, gates", [("lstm", 4), ("gru", 3)])
 @pytest.mark.parametrize("hidden, length", [(1, 1), (3, 5), (16, 4), (37, 9)])
 def test_recurrent(function, gates, hidden, length, tmp_path):
@@ -370,6 +372,7 @@ def test_random_chains(seed, tmp_path):
         assert_exact(graph, [inputs], tmp_path / "net.apm", usable_isas(), (1, 2), profiles)
 
 
+@pytest.mark.thorough
 def test_chains_cover_every_operation():
     kinds: Counter[str] = Counter()
     with np.errstate(all="ignore"):

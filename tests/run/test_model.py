@@ -304,6 +304,7 @@ def test_max_bits_below_the_narrowest_width(tmp_path):
 # --- Files that end early -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nests", [True, False])
 def test_a_file_cut_after_plane_k_is_the_k_bit_model(net, nests, tmp_path):
     graph = net.graph

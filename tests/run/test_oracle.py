@@ -58,6 +58,7 @@ def quiet():
         yield
 
 
+@pytest.mark.thorough
 @given(singles, singles, singles)
 @settings(max_examples=1000)
 def test_fma_is_correctly_rounded(a, b, c):

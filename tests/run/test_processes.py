@@ -96,6 +96,7 @@ def run(net, tmp_path, script, timeout=120):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize(
     "script", [FORK, FORK_TWICE, MULTIPROCESSING, LOADING], ids=["fork", "twice", "pool", "loading"]
@@ -116,6 +117,7 @@ EXITS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", EXITS)
 def test_exit_while_daemon_threads_run(net, tmp_path, case):
     for _ in range(3):

@@ -13,6 +13,7 @@ from anyprec.format.schema import SCHEMAS
 from anyprec.run.oracle import run_graph
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_drawn_graphs_are_valid_and_run_in_every_profile(seed):
     graph, x = random_graph(seed)

@@ -31,6 +31,7 @@ def steps_of(models, x):
 PLACES_AND_ENDINGS = sampled((place, *ending) for place in TOOM_COOK for ending in ENDINGS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place, channels, out, ending", PLACES_AND_ENDINGS)
 def test_every_place_and_ending(place, channels, out, ending, tmp_path):
     graph = float_graph(TOOM_COOK[place], channels, out, ending, seed=out)
@@ -51,6 +52,7 @@ def test_all_others_are_plain_sums(place, tmp_path):
         assert not any("toom-cook" in w for w in work), (isa, work)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pool", sampled(POOLS))
 def test_a_pool_behind_them(pool, tmp_path):
     """Bands of lines begin and end inside tiles, and with threads some tiles are computed twice."""

@@ -129,6 +129,7 @@ def test_edges(h, w, tmp_path):
 PADS = [(0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 1, 0, 4), (5, 5, 5, 5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "h, w, pad", sampled([(1, 1, p) for p in PADS[1:]] + [(2, 2, p) for p in PADS[1:]] + [(3, 5, p) for p in PADS])
 )
@@ -141,6 +142,7 @@ def test_small_images_and_any_padding(h, w, pad, tmp_path):
         assert_taken(models, x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["sums", "float", "codes", "all", "clip"])
 @pytest.mark.parametrize("signed", sampled([True, False]))
 def test_every_ending_at_every_width(ending, signed, tmp_path):
@@ -150,6 +152,7 @@ def test_every_ending_at_every_width(ending, signed, tmp_path):
     assert_taken(models, x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "c, out",
     sampled([(63, 65), (65, 63), (127, 33), (33, 127), (130, 130), (31, 200), (67, 96), (16, 16), (1, 3), (5, 1)]),

@@ -19,6 +19,7 @@ def arrays(tmp_path, images):
     return path
 
 
+@pytest.mark.thorough
 def test_a_plan_is_stored_and_runs(vgg_path, arrays, tmp_path, capsys):
     out = tmp_path / "small.apm"
     picture = tmp_path / "front.png"

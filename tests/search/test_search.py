@@ -19,6 +19,7 @@ def result(vgg, vgg_path, images):
         return search(model, PlanLayers(vgg), images[:48], settings=settings)
 
 
+@pytest.mark.thorough
 def test_every_uniform_width_and_random_plan_is_beside_the_front(result):
     kinds = [point.kind for point in result.points]
     assert kinds.count("uniform") == 8

@@ -28,6 +28,7 @@ def random_plans(trial, count, seed=0):
     return [tuple(int(b) for b in draw.choice(layers.widths, len(layers.layers))) for _ in range(count)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["trial", "resnet_trial"])
 def test_any_stored_plan_is_bit_exact_against_the_oracle(which, request, tmp_path):
     trial = request.getfixturevalue(which)
@@ -41,6 +42,7 @@ def test_any_stored_plan_is_bit_exact_against_the_oracle(which, request, tmp_pat
             assert np.array_equal(model(x, bits="mixed"), wanted.reshape(len(x), -1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["trial", "resnet_trial"])
 def test_pieces_compute_what_the_stored_plan_does(which, request):
     trial = request.getfixturevalue(which)

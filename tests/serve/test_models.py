@@ -179,6 +179,7 @@ models.close(5.0)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["cut", "overwritten", "another model"])
 def test_a_file_rewritten_in_place(tmp_path, change):
     """In a process of its own, for it used to end by SIGBUS. Every width answers as one whole file does."""

@@ -7,6 +7,7 @@ import pytest
 from anyprec.cli import main
 
 
+@pytest.mark.thorough
 def test_calibrate_then_evaluate(run_folder, tmp_path, capsys):
     assert main(["evaluate", str(run_folder), "--json", "--limit", "100"]) == 0
     before = json.loads(capsys.readouterr().out)["results"]

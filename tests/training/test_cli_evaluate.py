@@ -24,6 +24,7 @@ def test_evaluate_a_profile(run_folder, tmp_path, capsys):
     assert set(json.loads(capsys.readouterr().out)["results"]) == {"8", "mine"}
 
 
+@pytest.mark.thorough
 def test_saved_accuracies_are_packed(run_folder, tmp_path, capsys):
     full, packed = str(tmp_path / "full.pt"), str(tmp_path / "net.apm")
     assert main(["calibrate", str(run_folder), "--widths", "3", "--batches", "2", "--out", full]) == 0

@@ -33,6 +33,7 @@ def file(tmp_path_factory):
     return folder / "net.apm"
 
 
+@pytest.mark.thorough
 def test_training_goes_on_from_the_file(file, tmp_path):
     results = train(SMALL.override([f"init='{file}'", *STILL]), tmp_path, progress=False)
     data = load_data("digits", "test")
@@ -46,6 +47,7 @@ def test_training_goes_on_from_the_file(file, tmp_path):
         assert torch.equal(layer.codes(8), any_layers(first)[name].codes(8))
 
 
+@pytest.mark.thorough
 def test_by_name(file, tmp_path, monkeypatch):
     shutil.copy(file, tmp_path / "digits-net.apm")
     shutil.copy(catalog.FOLDER / "cifar10-vgg.json", tmp_path / "digits-net.json")
@@ -64,6 +66,7 @@ def test_what_is_a_model_file(tmp_path, monkeypatch):
     assert str(model_file_of("gone.apm")) == "gone.apm"  # whoever opens it says what is wrong
 
 
+@pytest.mark.thorough
 def test_resume_needs_the_file_no_more(file, tmp_path, monkeypatch):
     moved = tmp_path / "moved.apm"
     shutil.copy(file, moved)

@@ -71,6 +71,7 @@ def test_an_unknown_one_is_refused():
         SMALL.override(["normalization=photo"])
 
 
+@pytest.mark.thorough
 def test_the_recipe_gives_published_weights_what_they_expect(data_root):
     """Before the first step the float width has the weights' own accuracy: 182 of the first 200 test images."""
     weights = data_root / "weights" / "resnet20-12fca82f.th"

@@ -92,6 +92,7 @@ def train_in_two_parts(recipe, out, monkeypatch, stop_at):
     train(recipe, out, progress=False, resume=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stop_at", sampled([5, 1]))  # inside the first epoch; inside the second (4 steps each)
 def test_interrupted_run_resumes_bit_for_bit(finished, tmp_path, monkeypatch, stop_at):
     recipe = SMALL.override(["save_minutes=0"])
@@ -116,6 +117,7 @@ def start(recipe, out, *, launcher="one", resume=False):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.thorough
 def test_killed_process_resumes_bit_for_bit(tmp_path):
     """SIGKILL in the middle of the second epoch, whatever the run is doing then: saving, mostly."""
     recipe = SMALL.override(["save_minutes=0", "limit=320", "eval_every=0"])
@@ -194,6 +196,7 @@ def test_truncated_checkpoint(finished, tmp_path):
             train(SMALL, tmp_path, progress=False, resume=True)
 
 
+@pytest.mark.thorough
 def test_overwrite_begins_anew(finished, tmp_path):
     short = SMALL.override(["epochs=1"])
     train(short, tmp_path, progress=False)
@@ -252,6 +255,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", sampled(OPTIONS))
 def test_options_train(tmp_path, settings):
     results = train(SMALL.override([*settings, "epochs=1", "limit=128"]), tmp_path, progress=False)
@@ -313,6 +317,7 @@ def float_stage(tmp_path_factory):
     return out, train(SMALL.override(settled), out, progress=False)
 
 
+@pytest.mark.thorough
 def test_validation_leaves_the_test_set_alone(float_stage):
     out, results = float_stage
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -331,6 +336,7 @@ def test_all_widths_start_from_a_float_stage(float_stage, tmp_path):
     assert chained[2]["accuracy"] > 0.5 * chained[32]["accuracy"]
 
 
+@pytest.mark.thorough
 def test_averaged_weights_are_evaluated_kept_and_resumed(tmp_path, monkeypatch):
     recipe = SMALL.override(["average=0.8", "sampling=lowest", "save_minutes=0", "widths=[1,2,4,8,32]"])
     results = train(recipe, tmp_path / "whole", progress=False)

@@ -143,6 +143,7 @@ def test_poly_schedule():
 # --- Runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_learns_and_logs(finished):
     out, results = finished
     assert set(results) == {1, 2, 8, 32} and set(results[8]) == {"miou", "accuracy", "loss"}
@@ -209,6 +210,7 @@ def test_a_run_from_before_a_field_was_there_resumes(folder, tmp_path):
     train(SMALL.override(["epochs=1"]), tmp_path / "r", data_root=folder, resume=True, progress=False)
 
 
+@pytest.mark.thorough
 def test_starts_from_a_classifier(folder, tmp_path):
     """`init`: the backbone of a ResNet-8 trained on digits in color, its widths' norms among it."""
     small = {"multiplier": 0.5, "skip": "quantized"}
@@ -266,6 +268,7 @@ def test_evaluate(finished, folder, capsys):
     assert "accuracy" in accuracy_table({8: {"accuracy": 2.0}})
 
 
+@pytest.mark.thorough
 def test_calibrate_pack_and_run(finished, folder, tmp_path, capsys):
     """The whole way: widths that were not trained, a model file, and the same figures from the engine."""
     pytest.importorskip("anyprec._native")

@@ -76,12 +76,12 @@ def test_one_that_does_not_say_how_images_are_normalized_is_refused(tmp_path, di
 
 
 def test_a_recipe_needs_a_loss_that_learns_from_answers():
-    with pytest.raises(RecipeError, match="teacher='net.apm' needs a loss that learns from answers"):
+    with pytest.raises(RecipeError, match=r"teacher='net\.apm' needs a loss that learns from answers"):
         SMALL.override(["teacher=net.apm", "loss=hard"])
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises((ModelFileError, FileNotFoundError), match="none.apm"):
+    with pytest.raises((ModelFileError, FileNotFoundError), match=r"none\.apm"):
         train(SMALL.override([f"teacher={tmp_path}/none.apm"]), tmp_path / "run", progress=False)
 
 

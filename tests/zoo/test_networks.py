@@ -59,6 +59,7 @@ def test_every_network_is_tried():
 MOST = sampled(ZOO, 1, slow=["resnet20x5", "resnet56-he", "deeplab-resnet50", "resnet50"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MOST)
 def test_forward_and_backward_at_every_width(name):
     model, x = small(name, num_classes=5)

@@ -223,6 +223,7 @@ def images(count, side, channels=3):
     return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("blocks", "base", "name", "options"),
     [
@@ -253,6 +254,7 @@ def test_cnn8(expand):
     assert model.zoo_name == "cnn8" and model.zoo_options["expand"] == expand
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("blocks", "base", "options"),
     [((3, 4, 6, 3), 8, {"multiplier": 0.125}), ((1, 2, 1, 1), 64, {"blocks": [1, 2, 1, 1]})],

@@ -30,8 +30,8 @@ class Teacher:
         if self.model.labels and data.classes and self.model.labels != tuple(data.classes):
             theirs, ours = (", ".join(map(str, names[:3])) for names in (self.model.labels, data.classes))
             raise RecipeError(
-                f"teacher={name!r} knows the classes {theirs}, ..., {data.name} has {ours}, ...; choose a model that was "
-                "trained for the same"
+                f"teacher={name!r} knows the classes {theirs}, ..., {data.name} has {ours}, ...; choose a model that "
+                "was trained for the same"
             )
         # x = (p - mean) / std for the learner, (p - m) / s for the teacher: x * std / s + (mean - m) / s
         mean, std = np.asarray(data.mean), np.asarray(data.std)

@@ -62,6 +62,7 @@ def test_a_port_in_use(model_path, capsys):
 # --- life and signals ---
 
 
+@pytest.mark.thorough
 def test_a_life(model_path, tmp_path):
     """Started, asked, told to read anew, told to end."""
     path = save(tmp_path / "net.apm")
@@ -180,6 +181,7 @@ def test_a_file_replaced_while_it_serves(tmp_path):
 # --- the end ---
 
 
+@pytest.mark.thorough
 def test_sigterm_under_load_answers_everything(model_path):
     """Clients that ask without a pause: whatever was sent over an open connection is answered, whole and right."""
     x = images(1)

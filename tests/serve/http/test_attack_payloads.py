@@ -89,6 +89,7 @@ def test_a_large_json_answer_is_refused_before_the_run(mask_path):
         assert found.models.get("mask").now.scheduler.stats()["requests"]["arrived"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_large_answers_hold_up_nobody(mask_path):
     """5.5 million numbers, as JSON and as bytes: right to the last bit, with the probe answered meanwhile."""
@@ -193,6 +194,7 @@ def tensor_of(x: np.ndarray) -> dict:
 # --- JSON requests ---
 
 
+@pytest.mark.thorough
 def test_long_json_is_read_aside(tmp_path):
     """As much JSON as is taken, again and again; honest requests and the probe are answered meanwhile."""
     path = save(tmp_path / "net.apm")
@@ -256,6 +258,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", BOMBS)
 def test_picture_bombs_are_refused(kind, server):
     make, status, word = BOMBS[kind]
@@ -267,6 +270,7 @@ def test_picture_bombs_are_refused(kind, server):
     assert classify(server.port, photo(20, 20), "?deadline_ms=20000").status == 200
 
 
+@pytest.mark.thorough
 def test_the_same_limits_hold_for_files(model_path, tmp_path):
     """`anyprec run` on a folder of downloaded pictures."""
     model = load(model_path)
@@ -304,6 +308,7 @@ def endless_images(monkeypatch):
     monkeypatch.setattr("anyprec.serve.http.workers.PROGRAM", job)
 
 
+@pytest.mark.thorough
 def test_a_decoder_that_does_not_end_is_ended(model_path, monkeypatch):
     """Those who wait are told at their deadline, the culprit when its time is up; then all is as before."""
     endless_images(monkeypatch)

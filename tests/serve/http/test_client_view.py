@@ -21,6 +21,7 @@ from anyprec.serve.scheduling.queue import QueueLimits
 SLO_S = 0.2
 
 
+@pytest.mark.thorough
 def test_page_and_generator_agree_under_overload(model_path, tmp_path):
     """One image in 40 ms is 25 a second; 60 a second come, in bursts. The generator counts from the planned time; here
     its own delay is taken off again, for the server cannot know it."""

@@ -136,6 +136,7 @@ def by_name(labels: list[dict]) -> dict[str, float]:
     return {one["label"]: one.get("score", one.get("share")) for one in labels}
 
 
+@pytest.mark.thorough
 def test_evaluate_run_and_classify_agree(trained, tmp_path, capsys):
     name, data, run, file = trained
     masks, files = DATASETS[name].masks, pictures(data, tmp_path)
@@ -263,6 +264,7 @@ def by_hand(picture: Image.Image, channels: int) -> np.ndarray:
     return np.asarray(picture.crop((left, top, left + 12, top + 12))).reshape(1, 12, 12, channels)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", sampled(odd_pictures()))
 def test_odd_pictures(name, channels, networks, tmp_path):

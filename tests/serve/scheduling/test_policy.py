@@ -92,6 +92,7 @@ def test_fixed_and_accuracy_first():
     assert chosen(AccuracyFirst(), state([0.5] * 5)) == ("1", 1)
 
 
+@pytest.mark.thorough
 def test_prices_make_a_burst_cheaper_before_it_is_there():
     policy = Adaptive()
     assert chosen(policy, state([100.0])) == ("8", 1)

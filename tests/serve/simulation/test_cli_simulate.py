@@ -50,6 +50,7 @@ def test_how_many_replicas(capsys, table):
     assert found["results"][0]["attainment"] >= 0.99 and found["results"][0]["servers"] <= servers + 0.1
 
 
+@pytest.mark.thorough
 def test_what_load(capsys, table):
     words = (table, "--find-rate", "99", "--slo", "3x", "--requests", "1000", "--policy", "adaptive,8")
     rates = json.loads(run(capsys, *words, "--json"))["rates"]

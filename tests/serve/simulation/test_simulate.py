@@ -35,6 +35,7 @@ def test_no_request_at_all():
     assert result.timeline() == []
 
 
+@pytest.mark.thorough
 def test_a_queue_with_one_width_waits_as_long_as_theory_says():
     """M/D/1: the mean wait is rho / (2 (1 - rho)) services, at rho = 0.6 that is 0.75 of one."""
     one = SimulationSetup(
@@ -62,6 +63,7 @@ def test_every_request_is_answered_or_refused_once_and_latency_adds_up():
     assert set(result.histogram) <= set(TIMES) and sum(result.histogram.values()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 def test_bits_fall_with_the_load_and_come_back():
     accuracy = [simulate(poisson(rate, 20, seed=3), SETUP).accuracy for rate in (20, 200, 400, 700)]
     assert accuracy == sorted(accuracy, reverse=True) and accuracy[0] > 69.95 > accuracy[2] > accuracy[3]
@@ -90,6 +92,7 @@ def test_adaptive_holds_the_target_where_fixed_eight_bit_does_not():
     assert adaptive.effective > max(f.effective for f in fixed.values())
 
 
+@pytest.mark.thorough
 def test_prices_are_worth_it():
     class Greedy(Adaptive):
         """The same without what time costs."""
