@@ -42,6 +42,8 @@ class Teacher:
     def __call__(self, images: np.ndarray) -> torch.Tensor:
         """Its logits (N, classes), or (N, classes, H, W) of masks, for normalized images (N, H, W, C) of the step."""
         answers = self.model(np.ascontiguousarray(images * self.factor + self.offset))
+        if not isinstance(answers, np.ndarray):
+            raise RecipeError(f"teacher={self.name!r} has {len(answers)} outputs; choose a model with one, its logits")
         if answers.shape[-1] != self.classes:
             raise RecipeError(
                 f"teacher={self.name!r} gives {answers.shape[-1]} classes, the data has {self.classes}; choose another"
