@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import io
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,12 +123,27 @@ def openvino_int8(net: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.from_numpy(compiled([x.numpy()])[0].copy())
 
 
-def print_engine(path: str, made: dict[int, Tensor], x: Tensor) -> None:
-    """How often the packed file answers as the torch module does."""
+def print_engine(path: str, model: nn.Module, made: dict[int, Tensor], x: Tensor) -> None:
+    """How often the packed file answers as the module does. Where it does not, the check of `pack` follows both on
+    those photographs: module and file must agree at every layer, given the same codes before it.
+    """
     packed = anyprec.load(path)
     for k, given in made.items():
         answers = np.concatenate([packed(part.numpy(), bits=k).argmax(1) for part in torch.split(x, 16)])
-        print(f"engine {k} bit: {int((answers == given.argmax(1).numpy()).sum())} of {len(x)} as torch", flush=True)
+        others = torch.from_numpy(answers) != given.argmax(1)
+        print(f"engine {k} bit: {int((~others).sum())} of {len(x)} as torch", flush=True)
+        if not others.any():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            check = anyprec.pack(model, Path(folder) / "again.apm", example=x[others], image=HOW).check
+        assert check is not None
+        found = check.profiles[str(k)]
+        print(
+            f"  the others, led along the same codes: {found.led_same_answers} of {found.led_answers} as torch, "
+            f"outputs at most {found.led_difference:.1e} of the largest apart, {found.moved_codes} of {found.codes:,} "
+            f"codes at a border, {found.tolerance_used:.0%} of what rounding explains",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -170,7 +186,7 @@ def main() -> None:
             rows.append(dict(zip(FIELDS, map(str, figures), strict=True)))
         if method == "gptq" and args.pack:
             print(anyprec.pack(model, args.pack, example=x[:2], image=HOW))
-            print_engine(args.pack, made, x)
+            print_engine(args.pack, model, made, x)
         with OUT.open("w", newline="") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()

@@ -149,6 +149,9 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
     if not recipe:
         raise AnyprecError(f"{path} does not say by which recipe it was trained; train it with `anyprec train`")
     before: list[dict[str, Any]] = []
+    if teacher := recipe.get("teacher"):
+        file = Path(catalog.find(teacher))
+        recipe["teacher"] = f"model file {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
     start = recipe.get("init")
     if start and (file := model_file_of(start)) is not None:  # its checkpoint may be lost: its card has the recipes
         before = list(catalog.card(file.stem).training["recipes"])

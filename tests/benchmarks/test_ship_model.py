@@ -168,6 +168,16 @@ def test_recipes_of_a_run_that_began_with_published_weights(tmp_path):
     assert only["init"] == f"float weights float.th, SHA-256 {digest}"
 
 
+def test_recipes_name_a_teacher_by_its_content(tmp_path):
+    teacher = catalog.find("cifar10-vgg-small")
+    recipe = Recipe(net="resnet8", data="digits", widths=(1, 32), loss="soft", teacher=str(teacher))
+    model = build("resnet8", in_channels=1, multiplier=0.25, widths=(1, 32))
+    save_model(model, tmp_path / "model.pt", {"recipe": recipe.to_dict()})
+    (only,) = ship_model.recipes_of(tmp_path / "model.pt")
+    digest = catalog.card("cifar10-vgg-small").sha256
+    assert only["teacher"] == f"model file cifar10-vgg-small.apm, SHA-256 {digest}"
+
+
 def test_recipes_of_a_run_that_began_with_a_model_file(tmp_path):
     """The card of that file has the stages before."""
     model = build("resnet8", multiplier=0.25)
