@@ -335,7 +335,8 @@ def facts_of(card: ModelCard) -> list[str]:
     size = " x ".join("any" if n is None else str(n) for n in card.input)
     hours = card.training.get("core_hours")
     trained = [f"- Trained with seed {card.training['seed']}" + (f" in {hours:g} core-hours" if hours else "")]
-    trained[0] += f" at commit `{card.training['commit'][:12]}`, {len(card.training['recipes'])} stage(s)."
+    stages = len(card.training["recipes"])
+    trained[0] += f" at commit `{card.training['commit'][:12]}`, {stages} stage{'s' if stages > 1 else ''}."
     timed = "- Times: not measured yet on a quiet machine."
     if card.timing is not None:
         at = card.timing

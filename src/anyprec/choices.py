@@ -18,7 +18,7 @@ NESTING_QUANTIZERS = ("nested", "lsq")  # whose codes at k bits are the first k 
 # Name -> where the scale between a layer's codes and its weights comes from.
 SCALES = {"mean": "mean|w|, as in the paper", "learned": "a parameter per layer and width"}
 
-# Name -> what the widths below the widest learn from; the widest always learns from the labels.
+# Name -> what the widths below the widest learn from; the widest learns from the labels, or from a recipe's teacher.
 LOSSES = {
     "hard": "the labels",
     "soft": "the output of the widest",

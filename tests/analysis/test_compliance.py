@@ -121,6 +121,17 @@ def test_they_add_up_to_the_joint_step(step, loss):
         torch.testing.assert_close(total, joint, rtol=1e-8, atol=1e-10, msg=name)
 
 
+def test_they_add_up_with_smoothed_labels_and_a_teacher(step):
+    model, images, labels = step
+    options = {"loss": "wider+label", "label_smoothing": 0.2, "teacher": torch.randn(8, 10, dtype=torch.float64)}
+    found = width_gradients(model, images, labels, WIDTHS, **options)
+    joint_step(model, images, labels, WIDTHS, **options)
+    for name, parameters in shared_layers(model).items():
+        total = sum(found[bits][name] for bits in WIDTHS)
+        joint = torch.cat([p.grad.flatten() for p in parameters])
+        torch.testing.assert_close(total, joint, rtol=1e-8, atol=1e-10, msg=name)
+
+
 def test_layers_are_all_that_widths_share(step):
     model, _, _ = step
     layers = shared_layers(model)

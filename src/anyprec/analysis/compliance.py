@@ -64,9 +64,14 @@ def width_gradients(
     *,
     loss: str = "hard",
     label_weight: float = 0.5,
+    label_smoothing: float = 0.0,
+    teacher: Tensor | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Gradients:
-    """What each width alone would contribute to a joint step on this batch. The model is left as it was."""
+    """What each width alone would contribute to a joint step on this batch. The model is left as it was.
+
+    Options are those of `joint_step`.
+    """
     if loss not in LOSSES:
         raise RecipeError(f"loss={loss!r} is not known; choose one of {', '.join(LOSSES)}")
     layers = shared_layers(model)
@@ -75,8 +80,7 @@ def width_gradients(
     parameters = [p for group in layers.values() for p in group]
     modes = [(module, module.training) for module in model.modules()]
     found: Gradients = {}
-    teacher: Tensor | None = None
-    answers: list[Tensor] = []
+    answers = [] if teacher is None else [teacher.softmax(1)]
     with preserve_state(model), torch.enable_grad():
         for module, mode in modes:  # batch statistics, where training uses them
             module.training = mode
@@ -85,7 +89,7 @@ def width_gradients(
             with autocast():
                 logits = model(images)
                 logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-                value = width_loss(loss, logits, labels, teacher, label_weight)
+                value = width_loss(loss, logits, labels, teacher, label_weight, smoothing=label_smoothing)
             parts = torch.autograd.grad(value, parameters, allow_unused=True)
             grads = iter(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, parts, strict=True))
             found[bits] = {
@@ -236,8 +240,9 @@ class ObservedRun(TrainingRun):
             device, recipe = self.processes.device, self.recipe
             x, y = to_tensor(images, device), torch.from_numpy(labels).to(device)
             self.compliance.observe(
-                self.model, x, y, number, loss=recipe.loss, label_weight=recipe.label_weight, autocast=self._autocast
-            )
+                self.model, x, y, number, loss=recipe.loss, label_weight=recipe.label_weight,
+                label_smoothing=recipe.label_smoothing, teacher=self._taught(images), autocast=self._autocast,
+            )  # fmt: skip
             append_line(self.out / FILE, self.compliance.line())
         return super()._step(images, labels)
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole(0, 1024),
         default=0,
         metavar="N",
-        help="trainings in parallel, one thread each (default: one per core; 1 on a GPU)",
+        help="trainings in parallel, one thread each (default: one per core, at most 8; 1 on a GPU)",
     )
     parser.add_argument(
         "--seeds",

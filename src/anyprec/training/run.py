@@ -213,7 +213,7 @@ class TrainingRun:
             self.model, x, y, widths, loss=recipe.loss, label_weight=recipe.label_weight,
             label_smoothing=recipe.label_smoothing,
             width_weights={int(k): w for k, w in recipe.width_weights.items()}, count=count,
-            teacher=self.teacher(images).to(device) if self.teacher is not None else None,
+            teacher=self._taught(images),
             autocast=self._autocast, backward=scaled,
         )  # fmt: skip
         if recipe.kurtosis:
@@ -236,6 +236,10 @@ class TrainingRun:
                 total[i] += part
         self.step += 1
         return {bits: value for bits, (value, _) in zip(results, numbers.tolist(), strict=True)}
+
+    def _taught(self, images: np.ndarray) -> torch.Tensor | None:
+        """The teacher's logits for the images of a step."""
+        return None if self.teacher is None else self.teacher(images).to(self.processes.device)
 
     def _labeled(self, labels: torch.Tensor) -> float:
         """Images, or labeled pixels, of the batch; of several processes the mean, so that each pixel counts alike."""
