@@ -285,6 +285,7 @@ def some_bench(accuracy):
     return BenchResult("net", (224, 224), {"isa": "avx2"}, rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accuracy", [None, 60.0])
 def test_picture(tmp_path, accuracy):
     pytest.importorskip("matplotlib")

@@ -28,6 +28,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_layers_are_those_of_the_zoo(case):
     pytest.importorskip("torch")
@@ -52,6 +53,7 @@ def test_layers_are_those_of_the_zoo(case):
             assert tuple(op.attributes["pad"]) == layer.padding * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [

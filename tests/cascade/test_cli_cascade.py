@@ -59,6 +59,7 @@ def test_mistakes_are_told_in_one_line(arrays, one_line_error, options, complain
     assert complaint in one_line_error("cascade", find("cifar10-vgg-small"), arrays, *options)
 
 
+@pytest.mark.thorough
 def test_an_aim_out_of_reach(arrays, one_line_error, capsys):
     line = main(["cascade", "cifar10-vgg-small", str(arrays), "--stages", "1,2", "--agreement", "100"])
     assert line == 2

@@ -29,6 +29,7 @@ def go_on(model, kept, rows, profile, threads=1, cancel=None):
     return made[0].reshape(len(rows), -1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 2, 7, 48])
 def test_bit_exact_for_all_pairs_of_profiles(model, images, count):
     x = images[:count]

@@ -92,6 +92,7 @@ def told(argv, capsys):
     return code, "".join(lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", list(cli.VERBS))
 def test_every_option_with_bad_values(verb, place, capsys):
     if verb in ("train", "evaluate", "calibrate", "attack", "ptq", "quantize", "import", "pack", "reproduce"):
@@ -266,6 +267,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.thorough
 def test_without_torch(place):
     import json
 

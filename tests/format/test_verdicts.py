@@ -32,6 +32,7 @@ def agree(verdicts, tmp_path):
     return check
 
 
+@pytest.mark.thorough
 def test_the_corpus_of_the_tests(agree, verdicts):
     for path in sorted((HERE / "corpus").glob("*.apm")):
         found = agree(path.read_bytes(), path.name, verdicts.MAX_BITS)
@@ -76,6 +77,7 @@ def test_bits_flipped_anywhere(agree, tiny_path):
         agree(flipped, f"a bit of byte {position}")
 
 
+@pytest.mark.thorough
 def test_cut_anywhere(agree, tiny_path, verdicts):
     raw = tiny_path.read_bytes()
     with apm.ModelFile(tiny_path) as file:

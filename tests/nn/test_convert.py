@@ -719,6 +719,7 @@ def test_errors_are_one_line_and_change_nothing(case):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("k", [4, 32])
 def test_export(k):
     net, x, _ = build("residual")

@@ -135,6 +135,7 @@ def test_one_value_a_channel_is_said():
     assert torch.equal(model.eval()(torch.ones(1, 6)), net.eval()(torch.ones(1, 6)))
 
 
+@pytest.mark.thorough
 def test_calibrate_finds_the_ranges_of_a_network_converted_without_an_example():
     x = images()
     model = convert(deep(), widths=WIDTHS)

@@ -327,6 +327,7 @@ def test_the_check_of_pack(name, tmp_path):
     assert all(found.alive for found in report.check.profiles.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ViT", "GPT, tied", "vector", "1-d", "LSTM"])
 def test_first_and_last_layers_at_8_bit(name, tmp_path):
     make, *inputs = NETWORKS[name]

@@ -63,6 +63,7 @@ def test_first_and_last_layer(model):
     assert len({row.tobytes() for row in graph.tables["fc.in"]}) == 5
 
 
+@pytest.mark.thorough
 def test_ranges_of_the_image(model):
     graph = make_graph(model, example=X, image=IMAGE, first_last="8bit")
     assert graph.tables["conv0.in"][0, 0, 0] == np.float32(127.5 / (255 * 0.02 - 2.4))
@@ -89,6 +90,7 @@ def test_codes_of_a_weight():
 # --- The network they make ---
 
 
+@pytest.mark.thorough
 def test_near_the_float_edges(model):
     plain, ours = (
         make_graph(model, example=X, keep_float=True, first_last=first_last) for first_last in ("float", "8bit")
@@ -215,6 +217,7 @@ def test_mixed_profiles(model):
 # --- The file, the command, the mistakes ---
 
 
+@pytest.mark.thorough
 def test_the_file_runs_natively(model, tmp_path):
     path = tmp_path / "net.apm"
     report = pack(model, path, example=X, keep_float=True, image=IMAGE, first_last="8bit")

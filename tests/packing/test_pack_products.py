@@ -69,6 +69,7 @@ def test_multihead_attention_of_any_length(need_weights, tmp_path):
         assert np.mean(off > 1e-4 * np.abs(wanted).max()) < 0.1  # a code at a border moves some numbers
 
 
+@pytest.mark.thorough
 def test_mixed_profile(tmp_path):
     torch.manual_seed(3)
     x = torch.randn(6, 5, 12)

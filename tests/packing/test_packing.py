@@ -37,6 +37,7 @@ def test_pack_from_end_to_end(model, tmp_path):
     assert "net, input any x any x 3" in str(report) and report.to_dict()["profiles"] == ("1", "2", "4", "8")
 
 
+@pytest.mark.thorough
 def test_the_file_gives_the_graph_back(model, tmp_path):
     graph = make_graph(model, example=X, keep_float=True)
     pack(model, tmp_path / "net.apm", example=X, keep_float=True)
@@ -107,6 +108,7 @@ def test_equal_quantizers_are_one(tmp_path):
 # --- Mistakes ---
 
 
+@pytest.mark.thorough
 def test_mistakes(model, tmp_path):
     with pytest.raises(UncalibratedBits, match="bits=3 is not one of this model's widths"):
         make_graph(model, example=X, widths=(1, 3))

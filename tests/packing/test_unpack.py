@@ -129,6 +129,7 @@ def test_weights_have_the_size_of_hes_start(packed):
         assert layer.quantizer.scales["8"].item() == pytest.approx(layer.quantizer.range.item(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_width_the_file_lacks_is_new(packed):
     again = made("vgg-speed", 2, widths=(2, 3, 8))
     report = unpack(again, packed()[1], batches())

@@ -96,6 +96,7 @@ def test_codes_nest_and_every_channel_has_its_scale(untuned):
             assert layer.quantizer.scale(layer.weight, k).shape[0] == layer.weight.shape[0]
 
 
+@pytest.mark.thorough
 def test_it_beats_shifted_bits_and_calibrated_norms(net, loader, untuned):
     found = gaps(untuned, net)
     for method in ("bs", "bc"):
@@ -203,6 +204,7 @@ def test_settings_that_cannot_be(wrong):
         GptqSettings(**wrong)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, {"equalize": False, "migrate": 0.5}, {"migrate": 1.0}])
 def test_ranges_per_channel_are_exact_at_8_bit_and_pack(settings, net, loader, tmp_path):
     """Divisors of the inputs are taken up by scales or weights: nothing but rounding is left, in the file too."""

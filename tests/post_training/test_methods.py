@@ -133,6 +133,7 @@ def test_calibration_changes_statistics_alone(net, loader):
         torch.testing.assert_close(table.running_mean, y.mean((0, 2, 3)), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["bs", "bc"])
 def test_packed_gives_the_same_answers(net, loader, method, tmp_path):
     pytest.importorskip("anyprec._native")

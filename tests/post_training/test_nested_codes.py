@@ -54,6 +54,7 @@ def test_each_step_lowers_the_summed_error(problem):
     assert summed_error(problem, codes, scales) < summed_error(problem, swept, fitted)
 
 
+@pytest.mark.thorough
 def test_a_sweep_leaves_no_single_code_that_is_better(problem):
     """Of the last column, which is chosen last: all 256 codes are tried."""
     codes, scales = round_in_range(problem)

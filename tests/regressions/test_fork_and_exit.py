@@ -37,6 +37,7 @@ def test_a_child_can_run_the_model(tmp_path):
     assert done.stdout == "[0, 0, 0, 0, 0, 0]\n"
 
 
+@pytest.mark.thorough
 def test_exit_is_quiet_while_a_daemon_thread_runs_the_model(tmp_path):
     """The process aborted ("terminate called without an active exception")."""
     path = save_mask(tmp_path / "mask.apm", depth=4)

@@ -155,6 +155,7 @@ def test_ours_beside_the_authors():
     assert table5.best_claim("", "wider+label", found).holds and not table5.best_claim("", "hard", found).holds
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["table1", "table5", "authors"])
 def test_tables_of_finished_trainings(name, tmp_path):
     context = Context("tiny", FakeStore(), tmp_path)

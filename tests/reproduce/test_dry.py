@@ -59,6 +59,7 @@ def test_a_dedicated_network_is_measured_at_its_width():
     assert rate.widths == 1 and rate.one == rate.all
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["svhn-cnn8", "camvid-deeplab-cpu"])
 def test_a_recipe_goes_through_the_whole_pipeline(name, tmp_path):
     one = training(name)

@@ -52,6 +52,7 @@ def test_what_it_starts_from_is_in_the_key():
     assert len({Training(first.recipe, t).key for t in (None, first, other)}) == 3
 
 
+@pytest.mark.thorough
 def test_trainings_begin_with_a_float_stage_and_have_seeds(tmp_path):
     """Dedicated models of a width that the float stage does not have, and lists without float, start from it too."""
     float_stage = PaperNetwork("float", "digits", (*QUICK, "widths=[32]"))
@@ -78,6 +79,7 @@ def test_done_once(tmp_path, monkeypatch):
     store.train(one)
 
 
+@pytest.mark.thorough
 def test_cut_off_and_resumed_it_is_the_same_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr("anyprec.reproduce.store.SAVE_MINUTES", 0.0)  # after every step
     one = Training(training("digits", *QUICK, "epochs=2").recipe, observe=1)

@@ -7,6 +7,7 @@ from anyprec.reproduce import synthetic
 from anyprec.reproduce.cost import FACTS
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", sorted(synthetic.MAKERS))
 def test_the_readers_take_it(name, tmp_path):

@@ -88,6 +88,7 @@ def test_many_threads_cancel_and_run_at_once(mask):
     assert not wrong and min(ends.values()) > 0
 
 
+@pytest.mark.thorough
 def test_working_memory_goes_back_after_a_huge_image(tmp_path: Path):
     model = load(save_mask(tmp_path / "mask.apm", depth=3))
     small, huge = image(32), image(1100)

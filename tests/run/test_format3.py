@@ -145,6 +145,7 @@ def test_steps_tell_scalar_loops(tmp_path):
         assert found == (set(names) if isa == "scalar" else {"picked", "double"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("m, k, n", [(1, 1, 1), (1, 40, 70), (5, 3, 16), (6, 7, 15), (12, 9, 65), (13, 64, 64),
                                      (50, 33, 130), (100, 130, 17)])  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
@@ -156,6 +157,7 @@ def test_matmul(m, k, n, transposed, tmp_path):
         check(chain, tmp_path, *outputs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("m, k, n", sampled([(1, 1, 1), (1, 40, 70), (5, 3, 16), (6, 7, 15), (13, 64, 64), (12, 9, 65),
                                              (50, 33, 130), (100, 130, 17)]))  # fmt: skip
 @pytest.mark.parametrize("signs", [(True, True), (False, True), (True, False), (False, False)])

@@ -77,6 +77,7 @@ def near(v: Fraction, steps: int) -> float:
     )
 
 
+@pytest.mark.thorough
 @given(
     st.floats(2.0**-60, 2.0**60, width=32),
     st.floats(2.0**-60, 2.0**60, width=32),

@@ -45,6 +45,7 @@ def test_without_a_limit_the_front_is_printed(vgg_path, arrays, capsys):
         assert f"\n{title}" in out
 
 
+@pytest.mark.thorough
 def test_a_plan_of_ones_own(vgg_path, arrays, tmp_path, capsys):
     names = [name for name, weight in read(vgg_path).weights.items() if not weight.is_float]
     plan, out = tmp_path / "plan.json", tmp_path / "mine.apm"

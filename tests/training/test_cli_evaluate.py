@@ -13,6 +13,7 @@ def at_the_root(monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
 
 
+@pytest.mark.thorough
 def test_evaluate_a_profile(run_folder, tmp_path, capsys):
     profile = {"name": "mine", "bits": {"blocks.0.conv0": 1, "blocks.2.conv1": [8, 4]}}
     (tmp_path / "p.json").write_text(json.dumps(profile))

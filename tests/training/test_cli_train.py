@@ -23,6 +23,7 @@ def test_train_prints_a_table(tmp_path, capsys):
     assert err.splitlines()[-1] == f"next: anyprec pack {tmp_path} --out {packed}"
 
 
+@pytest.mark.thorough
 def test_recipes_are_stages(tmp_path, capsys, monkeypatch):
     """Float first, then all widths; a resumed run does not repeat a stage that is done."""
     both = []

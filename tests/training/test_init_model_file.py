@@ -77,6 +77,7 @@ def test_resume_needs_the_file_no_more(file, tmp_path, monkeypatch):
     assert train(recipe, tmp_path / "run", resume=True, progress=False) == wanted
 
 
+@pytest.mark.thorough
 def test_another_network_is_refused_before_training(file, tmp_path, capsys):
     recipe = SMALL.override([f"init='{file}'", "net_options.multiplier=2"])
     with pytest.raises(CheckpointError, match=r"net\.apm: the weight of 'conv0' is"):

@@ -51,6 +51,7 @@ def test_it_is_what_the_checkpoint_and_the_file_say(images, tmp_path):
     assert anyprec.load(tmp_path / "net.apm").preprocessing.mean == pytest.approx(PHOTO_MEAN, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["model.pt", "net.apm"])
 def test_going_on_with_another_normalization_is_refused(images, tmp_path, kind):
     train(SMALL, tmp_path / "first", progress=False)

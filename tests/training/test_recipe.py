@@ -85,6 +85,7 @@ def test_missing_file():
         Recipe.load("nowhere.toml")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_every_shipped_recipe_builds_its_network(path):
     from anyprec.data import DATASETS

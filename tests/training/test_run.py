@@ -65,11 +65,13 @@ def test_model_file_holds_what_was_measured(finished):
         assert again[k]["loss"] == pytest.approx(results[k]["loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_repeats_bit_for_bit(finished, tmp_path):
     train(SMALL, tmp_path / "again", progress=False)
     assert_identical(weights(finished[0]), weights(tmp_path / "again"))
 
 
+@pytest.mark.thorough
 def test_seed_matters(finished, tmp_path):
     train(SMALL.override(["seed=1"]), tmp_path / "other", progress=False)
     assert any(not torch.equal(a, b) for a, b in zip(weights(finished[0]).values(),

@@ -202,6 +202,7 @@ def test_interrupted_run_resumes_bit_for_bit(finished, folder, tmp_path, monkeyp
     assert not [n for n in a if not torch.equal(a[n], b[n])]
 
 
+@pytest.mark.thorough
 def test_a_run_from_before_a_field_was_there_resumes(folder, tmp_path):
     train(SMALL.override(["epochs=1"]), tmp_path / "r", data_root=folder, progress=False)
     saved = load_state(tmp_path / "r" / "last.pt")

@@ -95,6 +95,7 @@ def test_stem_is_float_and_body_finishes_it(name):
     assert all(torch.equal(z, stems[0]) for z in stems)  # the trainer computes it once for all widths
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ZOO)
 def test_first_and_last_layer_are_float(name):
     model, _ = small(name)
@@ -114,6 +115,7 @@ def test_digits_of_8x8x1(skip):
         assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "side"), [(n, 224 if n in ("resnet18", "resnet50") else SMALL[n][1]) for n in ZOO])
 def test_one_input_channel(name, side):
     if side == 224:

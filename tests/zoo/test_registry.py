@@ -45,6 +45,7 @@ def test_a_dedicated_model_has_one_width():
     assert {layer.bits for layer in any_layers(model).values()} == {2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -75,6 +76,7 @@ def test_options_do_not_list_what_the_name_fixes():
     assert set(ZOO["resnet20-he"].options()) == {"clip"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ZOO)
 def test_every_norm_is_linked_to_an_any_layer(name):
     small = {"cnn8": {"expand": 1}, "alexnet": {"multiplier": 0.1, "hidden": 8}, "mobilenetv2": {"multiplier": 0.1}}

@@ -41,6 +41,7 @@ def test_the_same_answers_at_every_integer_width(narrow, times):
         assert torch.isclose(*answers, rtol=1e-3, atol=1e-4).float().mean() > 0.95
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_imagenet_networks(name):
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def port(model_path):
         yield found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
 def test_health_and_work_during(attack, port, model_path):
     with Probe(port) as probe:
@@ -64,6 +65,7 @@ def test_an_address_at_its_limit_pushes_out_its_own(model_path):
         assert all(is_open(client) for client in other.sockets)
 
 
+@pytest.mark.thorough
 def test_a_trusted_proxy_has_no_limit_and_names_its_clients(model_path):
     with process(str(model_path), "--slo", "2s", "--max-connections-per-address", "5", "--trusted-proxy", "127.0.0.0/8",
                  "--log-requests") as (child, port):  # fmt: skip

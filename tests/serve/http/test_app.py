@@ -516,6 +516,7 @@ class Asgi:
         return sent[0]
 
 
+@pytest.mark.thorough
 def test_any_asgi_server_will_do(model_path):
     """Without our connection: the application sees by itself that a client is gone."""
 

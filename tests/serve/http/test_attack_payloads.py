@@ -418,6 +418,7 @@ def test_a_run_whose_client_is_gone_stops(tmp_path):
         assert ask_mask(found.port, x[:, :, :8, :8], bits=8).status == 200
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_the_process_whatever_it_does(model_path, tmp_path):
     """An engine and a load that never come back. The threads of both would be waited for when the interpreter ends."""
     program = tmp_path / "hang.py"

@@ -69,6 +69,7 @@ def test_a_control_key_is_good_through_a_proxy(model_path):
         assert ask(found.port, "POST", PATH, {"bits": 2}).status == 401
 
 
+@pytest.mark.thorough
 def test_control_is_closed_unless_it_is_opened(model_path):
     """Also to this machine: a proxy that adds no header makes everybody look local."""
     with process(str(model_path)) as (child, port):
@@ -116,6 +117,7 @@ def folder(tmp_path_factory):
     return found
 
 
+@pytest.mark.thorough
 def test_the_socket_is_its_owners(model_path, folder):
     keys, path = folder / "keys", folder / "control"
     keys.write_text(KEY)
@@ -151,6 +153,7 @@ def test_the_socket_stays_open_when_the_server_is_full(model_path, folder):
                 client.close()
 
 
+@pytest.mark.thorough
 def test_sockets_left_behind_and_in_use(model_path, folder, capsys):
     path = folder / "control"
     with process(str(model_path), "--control-socket", str(path)) as (child, _):

@@ -329,6 +329,7 @@ def test_pack_takes_the_size_of_the_example(networks, tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_old_files_warn_and_old_checkpoints_know_their_data_set(tmp_path, capsys):
     from anyprec.training.checkpoint import save_model
     from anyprec.zoo import build

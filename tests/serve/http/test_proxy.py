@@ -129,6 +129,7 @@ def test_a_control_key_from_outside(model_path, tmp_path):
         assert ask(port, "POST", PATH, {"bits": 2}, x_api_key=KEY).status == 403
 
 
+@pytest.mark.thorough
 def test_the_documented_proxy_passes_on_addresses_and_streams(model_path, tmp_path):
     with process(str(model_path), "--slo", "2s", "--trusted-proxy", "127.0.0.1", "--log-requests") as (child, upstream):
         with nginx(tmp_path, upstream, "documented") as port:

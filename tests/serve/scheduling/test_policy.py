@@ -109,6 +109,7 @@ def test_prices_make_a_burst_cheaper_before_it_is_there():
     assert chosen(policy, state([100.0])) == ("8", 1)
 
 
+@pytest.mark.thorough
 def test_every_rate_has_its_own_prices():
     policy = Adaptive()
     for _ in range(2000):

@@ -371,6 +371,7 @@ def test_a_new_model_of_another_size_turns_away_those_who_do_not_fit():
         old.gate.set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engines", [1, 3])
 def test_stress_no_answer_is_lost_doubled_or_anothers(engines):
     """Thousands of requests from many threads, with cancellations, refusals, failures and new models meanwhile."""

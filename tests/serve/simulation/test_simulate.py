@@ -126,6 +126,7 @@ def test_a_fleet_holds_what_one_server_holds_times_its_size():
     assert two.accuracy > one.accuracy
 
 
+@pytest.mark.thorough
 def test_balancers_that_look_do_better_than_one_that_does_not():
     times = poisson(1200, 4, 4)
     setup = replace(SETUP, servers=8, policy="fixed", bits=8)
