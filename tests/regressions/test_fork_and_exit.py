@@ -1,5 +1,6 @@
 """Fork while another thread runs the model, and exit with a daemon thread inside a call."""
 
+import pytest
 from blackbox import python
 from bombs import save_mask
 
