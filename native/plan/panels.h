@@ -1,6 +1,6 @@
 // Panels: a weight in the order in which one kernel reads it. In: bit planes of the file (FORMAT.md, section 1) or
 // floats, a kernel, a width. Out: a block of bytes per group and block of output channels. Built on first use of a
-// width, kept by engine.cpp.
+// width, kept by model_plans.cpp.
 #pragma once
 
 #include <cstdint>

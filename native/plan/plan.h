@@ -1,7 +1,7 @@
 // Plan: a graph prepared for one profile and one size of its inputs. In: Graph, profile, shapes, kernels, panels. Out:
 // an ordered list of steps over one block of memory (the arena); running it allocates nothing (execute.h). A
 // convolution's step fuses the clip, add, clip and quantize that follow it: the arithmetic (ARITHMETIC.md) is the same,
-// but intermediate values stay out of memory. Built and kept by engine.cpp.
+// but intermediate values stay out of memory. Built and kept by model_plans.cpp.
 #pragma once
 
 #include <functional>
@@ -232,8 +232,8 @@ struct Step {
     std::vector<ZeroRow> zero_rows;
 };
 
-// Returns the panel of a weight (panels.h); engine.cpp keeps panels. Without a kernel: that of a depthwise convolution,
-// or with groups 0 that of a recurrent layer.
+// Returns the panel of a weight (panels.h); model_plans.cpp keeps panels. Without a kernel: that of a depthwise
+// convolution, or with groups 0 that of a recurrent layer.
 using PanelSource = std::function<std::shared_ptr<const Panel>(int weight, int bits, const TileKernel *kernel,
                                                                int groups, const std::vector<int> &tap_order)>;
 

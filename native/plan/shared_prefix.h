@@ -11,7 +11,7 @@
 // fma either way, so codes are the same to the bit.
 //
 // Second, the layers whose images are larger than their weights: of a large batch, they are computed image by image,
-// the rest for all images together (engine.cpp, run_split).
+// the rest for all images together (model_run.cpp, run_split).
 #pragma once
 
 #include <vector>

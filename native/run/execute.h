@@ -1,7 +1,7 @@
 // Runs the steps of a plan. In: a Plan, and an arena that holds the input. Out: the arena holds all outputs.
 // Convolutions are in execute_conv.cpp, pools and resize in execute_pool.cpp, copies in execute_moves.cpp, functions
 // and matrices in execute_functions.cpp, other steps in execute.cpp. The arithmetic is in the kernels, or in portable
-// code as ARITHMETIC.md says. Called by engine.cpp. Allocates nothing.
+// code as ARITHMETIC.md says. Called by model_run.cpp. Allocates nothing.
 #pragma once
 
 #include <algorithm>
