@@ -1,5 +1,6 @@
 // Depthwise convolutions of codes for AVX2: two taps at a time, or nine with columns prepared once.
 // In: DepthwiseRow. Out: codes or floats through the epilogue. Included after epilogue.inl by kernels_avx2.cpp.
+
 // Depthwise, two taps at a time: vpmaddwd adds the products of neighbors, here the codes of one channel at both taps.
 // Weights (w[t], w[t + 1]) are 16-bit integers side by side; codes are interleaved as bytes, then widened.
 template <int V> struct PairBlock {
