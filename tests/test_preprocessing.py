@@ -86,7 +86,7 @@ def test_another_size_keeps_the_margin():
         ({"mean": (0.5,), "std": (0.5, 0.5)}, "mean has 1 numbers and std 2"),
         ({"mean": (np.nan,), "std": (0.5,)}, "must be finite"),
         ({"mean": (0.5,), "std": (0.0,)}, "std above 0"),
-        ({"size": 0}, "size=0 is no number of pixels"),
+        ({"size": 0}, "size=0 is not a number of pixels"),
         ({"size": (3, 4, 5)}, "no number of pixels"),
         ({"size": True}, "no number of pixels"),
         ({"size": 100_000}, "more than 40,000,000 pixels"),

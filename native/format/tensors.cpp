@@ -93,7 +93,7 @@ class Placement {
         place.owner = whose.owner;
         place.number = uint8_t(whose.number);
         if (is_float && place.begin % alignof(float))
-            bad_tensor(full, "starts at byte " + std::to_string(place.begin) + ", which is no multiple of 4");
+            bad_tensor(full, "starts at byte " + std::to_string(place.begin) + ", which is not a multiple of 4");
         const auto &checksums = parsed_.checksums;
         auto found =
             std::lower_bound(checksums.begin(), checksums.end(), full,

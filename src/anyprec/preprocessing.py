@@ -172,7 +172,7 @@ def as_size(given: Any, name: str) -> Size | None:
     pair = (given, given) if isinstance(given, (int, np.integer)) and not isinstance(given, bool) else given
     good = isinstance(pair, (tuple, list)) and len(pair) == 2
     if not good or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in pair):
-        raise DataError(f"Preprocessing: {name}={given!r} is no number of pixels; give 224, or (height, width)")
+        raise DataError(f"Preprocessing: {name}={given!r} is not a number of pixels; give 224, or (height, width)")
     height, width = (int(n) for n in pair)
     if height * width > MAX_PIXELS:
         raise DataError(f"Preprocessing: {name} {height} x {width} has more than {MAX_PIXELS:,} pixels; give less")

@@ -127,7 +127,7 @@ def _pictures(data: Any, source: Any, column: str | None) -> tuple[Any, str]:
                 raise InputError(f"column={column!r} is for Parquet files and Datasets; leave it out for picture files")
             return data.read_binary_files([str(path) for path in paths], include_paths=True), "bytes"
         if odd := [path for path in paths if path.suffix.lower() != PARQUET]:
-            raise InputError(f"{odd[0]} is no Parquet file as the others are; give one kind at a time")
+            raise InputError(f"{odd[0]} is not a Parquet file as the others are; give one kind at a time")
         source = data.read_parquet([str(path) for path in paths])
     names = source.schema().names
     usual = [name for name in IMAGE_COLUMNS if name in names]

@@ -275,7 +275,7 @@ def test_tensors_that_are_not_aligned(tiny_path, forge, tmp_path):
     raw = tiny_path.read_bytes()
     _, _, data = forge.take_apart(raw)
     header = raw[8 : len(raw) - len(data)]
-    opens_as(forge.with_header(header + b" ", data), tmp_path, BadTensor, "which is no multiple of 4")
+    opens_as(forge.with_header(header + b" ", data), tmp_path, BadTensor, "which is not a multiple of 4")
 
 
 def test_an_unknown_tensor_at_the_end(forge, tiny_path, tmp_path):

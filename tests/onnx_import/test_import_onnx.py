@@ -223,7 +223,7 @@ def test_without_onnxruntime_the_reference_compares(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07"])
 def test_damaged_files(content, tmp_path):
     (tmp_path / "net.onnx").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no valid ONNX model"):
+    with pytest.raises(CheckpointError, match="is not a valid ONNX model"):
         anyprec.import_onnx(tmp_path / "net.onnx")
     with pytest.raises(CheckpointError, match="cannot read"):
         anyprec.import_onnx(tmp_path / "none.onnx")

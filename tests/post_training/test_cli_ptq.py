@@ -160,7 +160,7 @@ def test_it_does_not_write_over_results(run_folder, tmp_path, capsys):
         (["RUN", "--quantizer", "dorefa"], "invalid choice: 'dorefa'"),
         (["nowhere.pt"], "there is no checkpoint nowhere.pt"),
         (["docs"], "there is no checkpoint docs/model.pt"),
-        (["pyproject.toml"], "pyproject.toml is truncated, damaged or no torch file"),
+        (["pyproject.toml"], "pyproject.toml is truncated, damaged or not a torch file"),
         (
             ["RUN", "--out", "pyproject.toml"],
             "pyproject.toml: a file of that name is there",

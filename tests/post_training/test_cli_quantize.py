@@ -106,7 +106,7 @@ def test_the_table_and_what_a_function_says(place, capsys):
         (["other.py:make", "--size", "12"], "there is no file other.py"),
         (["my_net:nothing", "--size", "12"], "gives a NoneType"),
         (["my_net:number", "--size", "12"], "is a int; it must be an nn.Module"),
-        (["my_net:fails", "--size", "12"], "my_net:fails makes no network: KeyError: 'weights'"),
+        (["my_net:fails", "--size", "12"], "my_net:fails does not make a network: KeyError: 'weights'"),
         (["my_net:wants", "--size", "12"], "missing 1 required positional argument"),
         (["broken.py:make", "--size", "12"], "SyntaxError"),
         ([":make", "--size", "12"], "names no module"),
@@ -156,7 +156,7 @@ def test_a_timm_network(place, capsys, timm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["test_resnett"], "'test_resnett' is no network of timm"),
+        (["test_resnett"], "'test_resnett' is not a network of timm"),
         (["tf_efficientnet_lit"], "did you mean tf_efficientnet_lite0"),
         (["test_resnet", "--weights", "none.pth"], "there is no file none.pth"),
         (["test_resnet", "--weights", "three.txt"], "three.txt does not fit test_resnet"),
@@ -264,4 +264,4 @@ def test_files_that_are_no_onnx(place, capsys):
     assert "cannot read none.onnx: No such file" in capsys.readouterr().err
     (place / "net.onnx").write_bytes(b"no model")
     assert main(["quantize", "net.onnx", *QUICK]) == 2
-    assert "net.onnx is no valid ONNX model" in capsys.readouterr().err
+    assert "net.onnx is not a valid ONNX model" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_override():
         (["nesterov=true"], "nesterov=true needs optimizer='sgd' and a momentum above 0"),
         (["nesterov=true", "optimizer=sgd", "momentum=0"], "nesterov=true needs optimizer='sgd'"),
         (["schedule=circle"], "choose one of steps, cosine, poly, constant, triangle, one-cycle"),
-        (["width_weights.9=1"], "width_weights names '9', which is no bit-width; write 1..8 or 32"),
+        (["width_weights.9=1"], "width_weights names '9', which is not a bit-width; write 1..8 or 32"),
         (["width_weights.1=-1"], "width_weights.1=-1 is not allowed; it must be a number, 0 or more"),
         (["width_weights.1=much"], "width_weights.1='much' is not allowed"),
         (["width_weights=2"], "width_weights=2 is of the wrong type; it must be a table"),

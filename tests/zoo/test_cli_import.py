@@ -91,7 +91,7 @@ def test_errors_are_one_line_and_leave_no_file(tmp_path, capsys):
     cut.write_bytes((tmp_path / "theirs.pth").read_bytes()[:5000])
     cases = [
         (["nowhere.pth"], "cannot read"),
-        (["cut.pth"], "is truncated, damaged or no torch file"),
+        (["cut.pth"], "is truncated, damaged or not a torch file"),
         (["odd.pth"], "cannot tell the network of these 1 tensors (a, ...)"),
         (["odd.pth", "--net", "resnet8"], "no convolution or no linear layer"),
         (["theirs.pth", "--widths", "1,2"], "--net and --widths are for float weights"),

@@ -52,13 +52,13 @@ ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_broken_files(header, body, said, tmp_path):
     with pytest.raises(CheckpointError) as error:
         read_safetensors(written(tmp_path / "net.safetensors", header, body))
-    assert said in str(error.value) and "net.safetensors is no safetensors file, or is damaged" in str(error.value)
+    assert said in str(error.value) and "net.safetensors is not a safetensors file, or is damaged" in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", struct.pack("<Q", 50) + b"{}", struct.pack("<Q", 2**60)])
 def test_truncated_headers(content, tmp_path):
     (tmp_path / "net.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no safetensors file, or is damaged"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file, or is damaged"):
         read_safetensors(tmp_path / "net.safetensors")
 
 

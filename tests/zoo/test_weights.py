@@ -38,7 +38,7 @@ def test_truncation_anywhere(tmp_path, zipped):
     cut = tmp_path / "cut.pth"
     for length in (0, 1, 10, 30, 100, 200, len(whole) // 2, len(whole) - 30):
         cut.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match=r"is truncated, damaged or no torch file") as caught:
+        with pytest.raises(CheckpointError, match=r"is truncated, damaged or not a torch file") as caught:
             from_reference(cut)
         assert "\n" not in str(caught.value) and "cut.pth" in str(caught.value)
 

@@ -53,8 +53,8 @@ def check_images_only(graph: Graph) -> None:
         return
     new = sorted({op.kind for op in graph.ops if needs_3(op)})
     raise UnsupportedOperation(
-        f"{graph.name} has no twin in ONNX: it has {', '.join(new) or 'an input that is no image'} (format 3); only "
-        "networks of images with the operations of formats 1 and 2 have one"
+        f"{graph.name} has no twin in ONNX: it has {', '.join(new) or 'an input that is not an image'} (format 3); "
+        "only networks of images with the operations of formats 1 and 2 have one"
     )
 
 

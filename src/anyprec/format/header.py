@@ -155,7 +155,7 @@ def parse_tensor(name: str, entry: object) -> TensorPlace:
 
 
 def is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)  # a bool is no number
+    return isinstance(value, list) and all(type(item) is int for item in value)  # a bool is not a number
 
 
 def ordered(tensors: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:

@@ -80,7 +80,7 @@ class ModelFile:
         check_tensors(self.checked.tensors, self.tensors)
         if self.data_start % 4:  # an engine reads float32 where they lie
             raise BadTensor(
-                f"its tensors start at byte {self.data_start:,}, which is no multiple of 4; write the file again"
+                f"its tensors start at byte {self.data_start:,}, which is not a multiple of 4; write the file again"
             )
         check_checksums(self.graph_json["checksums"], self.checked.tensors)
         self.total = self.data_start + max((place.end for place in self.tensors.values()), default=0)

@@ -23,7 +23,7 @@ class AttributeRule:
 
 
 def is_int(value: object) -> bool:
-    return type(value) is int  # a bool is no number
+    return type(value) is int  # a bool is not a number
 
 
 def ints(count: int, least: int) -> Callable[[Any], bool]:

@@ -296,7 +296,7 @@ class Sender:
             self.run_s[request] = 1e-3 * float(said.get(b"run_ms", b"nan"))
             self.batch[request] = int(said.get(b"batch", b"0"))
         except ValueError:
-            self.note("the answer's queue_ms, run_ms or batch is no number")
+            self.note("the answer's queue_ms, run_ms or batch is not a number")
 
     # --- Ends ----------------------------------------------------------------------------------------------------
 

@@ -82,9 +82,9 @@ def read_model(onnx: Any, path: str | Path) -> Any:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever protobuf raises on damaged bytes
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is no valid ONNX model: {first}") from error
+        raise CheckpointError(f"{path} is not a valid ONNX model: {first}") from error
     if not model.graph.node or not model.graph.output:
-        raise CheckpointError(f"{path} is no valid ONNX model: it has no operators, or no output")
+        raise CheckpointError(f"{path} is not a valid ONNX model: it has no operators, or no output")
     return model
 
 

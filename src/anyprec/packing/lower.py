@@ -479,7 +479,7 @@ def same_weight(step: TraceStep) -> Tensor:
     weight = step.constants["weight"]
     if not all(at["weight"] is weight or torch.equal(at["weight"], weight) for at in step.at):
         raise UnsupportedOperation(
-            f"{step.name!r} has other weights at other widths, and is no any-precision layer; make it one "
+            f"{step.name!r} has other weights at other widths, and is not an any-precision layer; make it one "
             "(AnyConv2d, AnyLinear), or give it the same weights at every width"
         )
     return weight

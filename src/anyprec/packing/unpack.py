@@ -133,7 +133,7 @@ class Unpacking:
         for name, module in self.model.named_modules():
             for table in module.tables.values() if isinstance(module, SwitchNorm) else ():
                 if not (isinstance(table, _BatchNorm) and table.affine and table.track_running_stats):
-                    raise self.refused(f"{name!r} is no batch norm with gamma, beta and statistics")
+                    raise self.refused(f"{name!r} is not a batch norm with gamma, beta and statistics")
 
     # --- Weights ---
 

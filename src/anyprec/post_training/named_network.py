@@ -66,7 +66,7 @@ def from_onnx(path: Path, size: tuple[int, int] | None) -> nn.Module:
     if None in known:
         sizes = ", ".join("any" if n is None else str(n) for n in known)
         if len(known) != 3:
-            raise AnyprecError(f"{path} takes (N, {sizes}), which are no pictures; fix its sizes when it is exported")
+            raise AnyprecError(f"{path} takes (N, {sizes}), which are not pictures; fix its sizes when it is exported")
         if size is None:
             raise AnyprecError(f"{path} takes pictures of any size (N, {sizes}); give one, such as --size 224")
         shape = (known[0] or 3, known[1] or size[0], known[2] or size[1])
@@ -97,7 +97,7 @@ def from_function(name: str) -> tuple[nn.Module, Preprocessing | None]:
         raise AnyprecError(f"{name}: {first_line(error)}; give module:function or file.py:function") from error
     if not isinstance(make, nn.Module) and not callable(make):
         raise AnyprecError(f"{name} is a {type(make).__name__}; it must be an nn.Module, or a function that makes one")
-    with in_one_line(f"{name} makes no network"):
+    with in_one_line(f"{name} does not make a network"):
         made = make if isinstance(make, nn.Module) else make()
     net, how = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, nn.Module) or not isinstance(how, (Preprocessing, type(None))):
@@ -154,7 +154,7 @@ def from_timm(name: str, weights: str | Path | None = None) -> nn.Module:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
         raise MissingExtra(
-            f"{name!r} is no file and no module:function, so it is a timm name, and timm is not installed: "
+            f"{name!r} is neither a file nor module:function, so it is a timm name, and timm is not installed: "
             f"pip install timm; or give {FORMS}"
         ) from error
     except Exception as error:  # a torchvision that was built for another torch
@@ -162,7 +162,7 @@ def from_timm(name: str, weights: str | Path | None = None) -> nn.Module:
     if not name.startswith(HUB) and not timm.is_model(name):
         near = timm.list_models(f"*{name}*")[:3]
         hint = f"; did you mean {', '.join(near)}?" if near else f"; give {FORMS}"
-        raise AnyprecError(f"{name!r} is no network of timm {timm.__version__}{hint}")
+        raise AnyprecError(f"{name!r} is not a network of timm {timm.__version__}{hint}")
     if weights is None:
         with in_one_line(f"timm has no weights of {name!r} at hand (give them with --weights FILE)"):
             return made_by_timm(timm, name, pretrained=True)

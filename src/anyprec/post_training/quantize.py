@@ -210,7 +210,7 @@ def outputs(model: nn.Module, inputs: Tensor, bits: int) -> Tensor:
 def read_inputs(images: Any, how: Preprocessing | None, count: int, progress: bool) -> Tensor:
     """(N, ...) as the network takes them, at most `count`."""
     if count < 1:
-        raise DataError(f"count={count} is no number of images; give at least 1")
+        raise DataError(f"count={count} is not a number of images; give at least 1")
     if isinstance(images, (str, os.PathLike)):
         images = find_pictures(Path(images))
     if isinstance(images, np.ndarray):

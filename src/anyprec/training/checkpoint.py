@@ -134,7 +134,7 @@ def check_fields(record: dict[str, Any], path: str | Path) -> None:
 def check_description(record: dict[str, Any], refuse: Callable[[str], CheckpointError]) -> None:
     """Of a model: what builds its network, and what is noted beside it."""
     if not isinstance(record.get("conversion"), (dict, type(None))):
-        raise refuse("its 'conversion' is no table")
+        raise refuse("its 'conversion' is not a table")
     try:
         check_widths(record["widths"])
     except AnyprecError as error:
@@ -145,12 +145,12 @@ def check_description(record: dict[str, Any], refuse: Callable[[str], Checkpoint
             raise refuse(f"none of its weights has {name}={record['net_options'][name]!r}")
     tested = record["extra"].get("test", {})
     if not isinstance(record["extra"].get("recipe"), (dict, type(None))) or not isinstance(tested, dict):
-        raise refuse("what is noted of its training is no table")
+        raise refuse("what is noted of its training is not a table")
     for bits, result in tested.items():
         if not (str(bits).isdecimal() and isinstance(result, dict)):
-            raise refuse(f"its test result of {bits!r} bit is no table")
+            raise refuse(f"its test result of {bits!r} bit is not a table")
         if not all(isinstance(value, (int, float)) for value in result.values()):
-            raise refuse(f"its test result of {bits!r} bit is no number")
+            raise refuse(f"its test result of {bits!r} bit is not a number")
 
 
 def save_model(model: nn.Module, path: str | Path, extra: dict[str, Any] | None = None) -> None:

@@ -148,7 +148,7 @@ class Recipe:
             raise RecipeError(f"widths: {error}") from error
         for key, weight in self.width_weights.items():
             if key not in map(str, (*INTEGER_WIDTHS, FLOAT)):
-                raise RecipeError(f"width_weights names {key!r}, which is no bit-width; write 1..8 or 32")
+                raise RecipeError(f"width_weights names {key!r}, which is not a bit-width; write 1..8 or 32")
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
                 raise RecipeError(f"width_weights.{key}={weight!r} is not allowed; it must be a number, 0 or more")
 

@@ -43,7 +43,7 @@ def from_reference(source: Source) -> nn.Module:
         shown = ", ".join(list(state)[:3])
         expected = "; ".join(f"{known.about}: {', '.join(known.marks)}" for known in LAYOUTS)
         raise CheckpointError(
-            f"this is no checkpoint of the reference code: found {len(state)} tensors ({shown}, ...), "
+            f"this is not a checkpoint of the reference code: found {len(state)} tensors ({shown}, ...), "
             f"expected one of [{expected}] and switched norms (.bn_dict.)"
         )
     shapes = {name: tuple(value.shape) for name, value in state.items()}

@@ -32,7 +32,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     try:
         return tensors_of(raw)
     except ModelFileError as error:
-        raise CheckpointError(f"{path} is no safetensors file, or is damaged: {error}") from error
+        raise CheckpointError(f"{path} is not a safetensors file, or is damaged: {error}") from error
 
 
 def tensors_of(raw: bytes) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ def tensors_of(raw: bytes) -> dict[str, Tensor]:
         raise BadHeader(f"its header is not UTF-8 at byte {error.start}") from None
     record = parse_json(text, "its header", BadHeader)
     if not isinstance(record, dict):
-        raise BadHeader("its header is no table of tensors")
+        raise BadHeader("its header is not a table of tensors")
     record.pop(METADATA, None)
     places = ordered({name: place_of(name, entry) for name, entry in record.items()})
     end = max((place.end for place in places.values()), default=0)

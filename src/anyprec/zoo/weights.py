@@ -40,7 +40,7 @@ def read_state_dict(source: Source) -> dict[str, Tensor]:
     for name, value in record.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(
-                f"{where} is no state dict: {name!r} is a {type(value).__name__}, not a tensor; "
+                f"{where} is not a state dict: {name!r} is a {type(value).__name__}, not a tensor; "
                 "expected names and tensors, or these under 'state_dict'"
             )
     if all(name.startswith("module.") for name in record):
@@ -66,7 +66,7 @@ def _read_file(path: str | os.PathLike[str]) -> Any:
                 "save its tensors: torch.save(torch.load(path, weights_only=False)['state_dict'], new_path)"
             ) from error
         raise CheckpointError(
-            f"{path} is truncated, damaged or no torch file ({type(error).__name__}); "
+            f"{path} is truncated, damaged or not a torch file ({type(error).__name__}); "
             "get a whole one, as written by torch.save"
         ) from error
 

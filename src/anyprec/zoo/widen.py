@@ -36,7 +36,7 @@ def widen(model: nn.Module, narrow: Mapping[str, Tensor], where: str, noise: flo
     times = widening_factor(model, narrow)
     layers = any_layers(model)
     if times < 1:
-        raise CheckpointError(f"{where} is no narrower by a whole factor; choose a multiple of its multiplier")
+        raise CheckpointError(f"{where} is not narrower by a whole factor; choose a multiple of its multiplier")
     if any(str(FLOAT) in getattr(norm, "tables", {}) for norm in model.modules()):
         # The float weight is the one the codes are made of: it cannot be divided and keep them.
         raise CheckpointError(f"{where} can be widened only for integer widths; set widths without {FLOAT}")

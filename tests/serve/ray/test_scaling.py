@@ -186,7 +186,7 @@ def test_options_from_a_command_line_and_from_a_file():
     ("args", "message"),
     [
         ({}, "no model is given"),
-        ({"model": "a.apm", "slow": "1"}, "slow='1' is no option of the Ray application; there are model, slo"),
+        ({"model": "a.apm", "slow": "1"}, "slow='1' is not an option of the Ray application; there are model, slo"),
         ({"model": "a.apm", "slo": "fast"}, "slo='fast' cannot be: 'fast' is not a time"),
         ({"model": "a.apm", "slo": 50}, "slo=50 cannot be: '50' has no unit; write 50ms or 50s"),
         ({"model": "a.apm", "num_cpus": "many"}, "num_cpus='many' cannot be"),

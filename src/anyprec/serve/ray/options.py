@@ -93,7 +93,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise ServeError(f"{name}={value!r} is no option of the Ray application; there are {', '.join(known)}")
+            raise ServeError(f"{name}={value!r} is not an option of the Ray application; there are {', '.join(known)}")
         if value is None:
             continue
         text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
