@@ -3,7 +3,8 @@
     python bench/serve_levels.py --data DIR --out levels.apm
 
 Plans, thresholds and accuracies are those that bench/plans_cascades.py has found and written to bench/results; nothing
-is chosen here. Rows of the plans' tables are matched on the same 500 held-out training images as there.
+is chosen here, and rows of another version of the model are refused. Rows of the plans' tables are matched on the same
+500 held-out images as there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from plans_cascades import SEARCHED, held_out
 from anyprec.cascade.cascade import Cascade, Stage
 from anyprec.data.catalog import balanced_subset
 from anyprec.format.file import read, write
-from anyprec.models.catalog import find
+from anyprec.models.catalog import card, find
 from anyprec.search import PlanLayers, add_profile
 from anyprec.search.trial import PlanTrial
 
@@ -48,7 +49,10 @@ def main():
     graph = read(find(args.model))
     images = balanced_subset(held_out(args.data), SEARCHED).images
     trial = PlanTrial(PlanLayers(graph), images)
-    for row in rows_of(f"plans_{args.model}.csv"):
+    rows = rows_of(f"plans_{args.model}.csv")
+    if rows[0]["model"] != (now := card(args.model).sha256[:12]):
+        raise SystemExit(f"bench/results has rows of {args.model} {rows[0]['model']}, not {now}: run plans_cascades.py")
+    for row in rows:
         if row["profile"] in PLANS:
             plan = tuple(map(int, row["bits"].split()))
             name = "plan-" + "".join(map(str, plan))

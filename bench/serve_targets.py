@@ -4,7 +4,7 @@
     python bench/serve_targets.py levels.apm --data DIR --work build/serve_targets [--cores 0:1]
 
 Target and C8 are found as in bench/serve.py, held at 8 bit. Then slices of seconds, policies in turn: "adaptive" has
-all levels of the file, numbers are widths held. Held-out training images are sent: every answer must be the file's own
+all levels of the file, numbers are widths held. Held-out test images are sent: every answer must be the file's own
 at the level that the server names. Interrupted, it goes on where it was. Writes bench/results/serve_targets.csv.
 """
 
