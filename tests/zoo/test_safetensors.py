@@ -37,7 +37,7 @@ ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ("header", "body", "said"),
     [
         (b"{]", b"", "not JSON"),
-        (b"[1]", b"", "no table of tensors"),
+        (b"[1]", b"", "not a table of tensors"),
         (b"\xff\xff", b"", "not UTF-8"),
         ({"a": 3}, b"", "its entry is not dtype, shape and data_offsets"),
         ({"a": {**ONE, "dtype": "F4"}}, b"12345678", "dtype 'F4' is not one of"),

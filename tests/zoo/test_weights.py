@@ -50,7 +50,7 @@ def test_files_that_are_none(tmp_path):
         from_reference(tmp_path)
     text = tmp_path / "notes.txt"
     text.write_text("hello world\n")
-    with pytest.raises(CheckpointError, match="no torch file"):
+    with pytest.raises(CheckpointError, match="not a torch file"):
         from_reference(text)
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(CheckpointError, match="holds a list; expected a state dict"):

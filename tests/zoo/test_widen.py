@@ -68,7 +68,7 @@ def test_copies_differ_by_the_noise_alone(narrow):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"multiplier": 0.375}, "no narrower by a whole factor"),
+        ({"multiplier": 0.375}, "not narrower by a whole factor"),
         ({"multiplier": 0.5, "widths": (1, 8, 32)}, "only for integer widths; set widths without 32"),
         ({"multiplier": 0.5, "scale": "mean"}, "only with learned scales"),
         ({"multiplier": 0.5, "name": "resnet20"}, "made for another network"),
