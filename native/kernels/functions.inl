@@ -357,17 +357,17 @@ template <int R, int V, bool Whole> void matmul_tile(const MatmulTile &t, const 
         const F start = t.start ? load(t.start + W * v, n - W * v) : set1(0.0f);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-            acc[r][v] = start;
+            acc[r][v] = t.adds ? load(c + t.c_stride * static_cast<size_t>(r) + W * v, n - W * v) : start;
     }
     const float *b = t.b;
-    for (int k = 0; k < t.terms; ++k, b += t.b_stride) {
+    for (int k = 0; k < t.terms; ++k, a += t.a_column, b += t.b_stride) {
         F w[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
             w[v] = load(b + W * v, Whole ? W : n - W * v);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const F x = set1(a[t.a_stride * static_cast<size_t>(r) + static_cast<size_t>(k)]);
+            const F x = set1(a[t.a_stride * static_cast<size_t>(r)]);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v)
                 acc[r][v] = fma(x, w[v], acc[r][v]);
@@ -434,5 +434,8 @@ void gru(const RecurrentCell &r) {
     }
 }
 
-constexpr FunctionKernels functions = {kTileVectors * W, pointwise,    binary, reduce_rows, norm_rows, softmax_rows,
-                                       reduce_columns,   norm_columns, matmul, lstm,        gru};
+#include "kernels/winograd_floats.inl"
+
+constexpr FunctionKernels functions = {
+    kTileVectors * W, pointwise,    binary, reduce_rows, norm_rows, softmax_rows,
+    reduce_columns,   norm_columns, matmul, lstm,        gru,       &winograd_floats};

@@ -309,14 +309,30 @@ struct ToomCookInput { // B': seven arrays to seven, `times` times; first along 
 };
 
 // Rows of a matrix product, c = a b, over at most `matmul_width` columns: c[i,j] = fma(a[i,k], b[k,j], c[i,j]) in the
-// order of k, starting from `start[j]`, or +0.
+// order of k, starting from `start[j]`, from c itself if `adds`, or +0.
 struct MatmulTile {
     const float *a, *b;
     float *c;
     size_t a_stride, b_stride, c_stride; // from row to row
     int rows, terms, columns;
-    const float *start; // [columns], or nullptr
-    bool whole;         // rows of b can be read up to a multiple of the vectors' lanes
+    const float *start;  // [columns], or nullptr
+    bool whole;          // rows of b can be read up to a multiple of the vectors' lanes
+    size_t a_column = 1; // from one term of a to the next
+    bool adds = false;
+};
+
+// A transform of Winograd F(4x4, 3x3) in float, for training (winograd_floats.inl): N x N arrays of `count` channels to
+// M x M of them. Outputs may be cut into panels of `width` channels, `next_panel` floats apart.
+struct WinogradArrays {
+    const float *const *in;
+    float *const *out;
+    int count, width;
+    size_t next_panel;
+};
+struct WinogradFloats {
+    using Transform = void (*)(const WinogradArrays &);
+    Transform input, gradient, kernel; // 6 x 6, 4 x 4 and 3 x 3 arrays to 6 x 6
+    Transform output, kernel_gradient; // 6 x 6 to 4 x 4 and 3 x 3
 };
 
 // One position of a recurrent layer: gate sums x of the input and u of the state h, both [gates][hidden].
@@ -344,6 +360,7 @@ struct FunctionKernels {
     void (*matmul)(const MatmulTile &);
     void (*lstm)(const RecurrentCell &);
     void (*gru)(const RecurrentCell &);
+    const WinogradFloats *winograd; // for training
 };
 
 struct Kernels {

@@ -19,6 +19,7 @@
 #include "format/shapes.h"
 #include "run/finite.h"
 #include "run/json_numbers.h"
+#include "run/winograd_training.h"
 
 namespace nb = nanobind;
 using anyprec::Model;
@@ -171,6 +172,22 @@ static nb::bytes json_numbers(const nb::ndarray<const float, nb::ndim<1>, nb::c_
     return nb::bytes(text.data(), text.size());
 }
 
+using Floats4 = nb::ndarray<const float, nb::ro, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using WritableFloats4 = nb::ndarray<float, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+// x (N, H, W, from), y or its gradient (N, H, W, to), kernel or its gradient (3, 3, from, to).
+template <typename X, typename Y, typename K>
+static anyprec::WinogradSizes winograd_sizes(const X &x, const Y &y, const K &kernel, int threads) {
+    bool fit = kernel.shape(0) == 3 && kernel.shape(1) == 3 && kernel.shape(2) == x.shape(3) &&
+               kernel.shape(3) == y.shape(3) && threads > 0;
+    for (size_t axis = 0; axis < 3; ++axis)
+        fit = fit && x.shape(axis) == y.shape(axis) && x.shape(axis) <= INT_MAX / 64;
+    if (!fit || x.size() > INT_MAX || y.size() > INT_MAX || kernel.size() > INT_MAX / 64)
+        throw nb::value_error("expected x (N, H, W, from), y (N, H, W, to) and kernel (3, 3, from, to)");
+    const auto size = [](size_t n) { return static_cast<int>(n); };
+    return {size(x.shape(0)), size(x.shape(1)), size(x.shape(2)), size(x.shape(3)), size(y.shape(3))};
+}
+
 NB_MODULE(_native, m) {
     nb::register_exception_translator(raise_ours);
     nb::set_leak_warnings(false); // at exit, a daemon thread inside a call still has its model: no fault, and no news
@@ -234,6 +251,23 @@ NB_MODULE(_native, m) {
         .def_prop_ro("cancelled", &anyprec::CancelToken::cancelled);
 
     m.def("json_numbers", &json_numbers, nb::arg("x"));
+
+    m.def(
+        "winograd_convolve",
+        [](const Floats4 &x, const Floats4 &kernel, const WritableFloats4 &y, int threads) {
+            const anyprec::WinogradSizes sizes = winograd_sizes(x, y, kernel, threads);
+            const WithoutGil others;
+            anyprec::winograd_convolve(x.data(), kernel.data(), y.data(), sizes, threads);
+        },
+        nb::arg("x"), nb::arg("kernel"), nb::arg("y").noconvert(), nb::arg("threads"));
+    m.def(
+        "winograd_kernel_gradient",
+        [](const Floats4 &x, const Floats4 &grad, const WritableFloats4 &gradient, int threads) {
+            const anyprec::WinogradSizes sizes = winograd_sizes(x, grad, gradient, threads);
+            const WithoutGil others;
+            anyprec::winograd_kernel_gradient(x.data(), grad.data(), gradient.data(), sizes, threads);
+        },
+        nb::arg("x"), nb::arg("grad"), nb::arg("gradient").noconvert(), nb::arg("threads"));
 
     nb::class_<Model>(m, "Model")
         .def_static(

@@ -1,9 +1,15 @@
 """3 x 3 convolutions of training by Winograd: torch's own results and gradients, up to rounding."""
 
+import os
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from anyprec import _native
 from anyprec.nn import winograd
 from anyprec.nn.layers import AnyConv2d, use_winograd
 from anyprec.nn.switching import set_bits
@@ -48,9 +54,61 @@ def test_as_torch(n, c, k, h, w, layout):
     assert_close(*both(n, c, k, h, w, layout=layout))
 
 
-def test_in_chunks(monkeypatch):
-    monkeypatch.setattr(winograd, "CHUNK_BYTES", 36 * 4 * 8 * 4 * 2)  # two images of 8 x 8 with 8 channels
-    assert_close(*both(5, 8, 6, 8, 8))
+@pytest.mark.parametrize("n, c, k, h, w", [(13, 8, 6, 8, 8), (150, 3, 130, 3, 4), (2, 130, 150, 9, 9)])
+@pytest.mark.parametrize("threads", [1, 2, 3, 64])
+def test_in_blocks_and_on_threads(n, c, k, h, w, threads):
+    """More tiles than a block has, more channels than a group; also more threads than there is work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_close(*both(n, c, k, h, w))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "x, kernel, y, threads",
+    [
+        ((1, 4, 4, 2), (3, 3, 2, 3), (1, 4, 4, 2), 1),
+        ((1, 4, 4, 2), (3, 3, 1, 3), (1, 4, 4, 3), 1),
+        ((1, 4, 4, 2), (3, 2, 2, 3), (1, 4, 4, 3), 1),
+        ((2, 4, 4, 2), (3, 3, 2, 3), (1, 4, 4, 3), 1),
+        ((1, 4, 4, 2), (3, 3, 2, 3), (1, 4, 5, 3), 1),
+        ((1, 4, 4, 2), (3, 3, 2, 3), (1, 4, 4, 3), 0),
+    ],
+)
+def test_sizes_that_do_not_fit(x, kernel, y, threads):
+    arrays = [np.zeros(shape, np.float32) for shape in (x, kernel, y)]
+    with pytest.raises(ValueError, match="expected x"):
+        _native.winograd_convolve(*arrays, threads)
+    with pytest.raises(ValueError, match="expected x"):
+        _native.winograd_kernel_gradient(arrays[0], arrays[2], arrays[1], threads)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("isa", _native.built_isas())
+def test_every_instruction_set(isa):
+    """In a process of its own, which has the instruction set from its start."""
+    code = """
+import numpy as np, torch
+from anyprec import _native
+from anyprec.nn import winograd
+x = torch.rand(2, 19, 7, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+w = torch.rand(37, 19, 3, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
+gradients = []
+for compute in (lambda: winograd.convolve(x, w, None), lambda: torch.nn.functional.conv2d(x, w, padding=1)):
+    y = compute()
+    gradients.append((y.detach(), *torch.autograd.grad(y.square().sum(), (x, w))))
+for ours, theirs in zip(*gradients):
+    assert (ours - theirs).abs().max() <= 3e-5 * theirs.abs().max()
+print(_native.isa())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "ANYPREC_ISA": isa}, capture_output=True, text=True
+    )
+    if "UnsupportedIsa" in ran.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert ran.stdout.strip() == isa, ran.stderr
 
 
 @pytest.mark.parametrize("x_grad, w_grad", [(True, False), (False, True)])
@@ -78,8 +136,9 @@ def test_no_second_derivative():
         ({"groups": 2}, False),
         ({"padding_mode": "reflect"}, False),
         ({"kernel_size": 1, "padding": 0}, False),
-        ({"in_channels": 32}, False),
-        ({"out_channels": 32}, False),
+        ({"in_channels": 16}, True),
+        ({"in_channels": 15}, False),
+        ({"out_channels": 15}, False),
     ],
 )
 def test_which_convolutions(options, fits):

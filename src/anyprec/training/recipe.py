@@ -103,7 +103,7 @@ class Recipe:
     # How it is computed
     amp: str = "off"
     compile: bool = False
-    winograd: bool = False  # 3x3 convolutions of 64 channels and more in fewer products: the sums differ by rounding
+    winograd: bool = False  # 3x3 convolutions of 16 channels and more in fewer products: the sums differ by rounding
     channels_last: bool = True
     sync_norm: bool = True  # batch statistics over all processes: the result does not depend on their number
     eval_batch_size: int = 500

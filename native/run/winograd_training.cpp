@@ -1,0 +1,256 @@
+// See winograd_training.h. Tiles of all images are one list. A convolution takes a block of them at a time, so that
+// their transforms stay in the cache between the three steps; threads take different blocks. For the gradient of the
+// kernel, threads take different channels of y, and each transforms all of x: that is 2 % of its work.
+//
+//   V[36][tile][from]   x  U[36][panel][from][channel]  =  M[36][tile][channel]     36 matrix products
+//   V'[36][from][tile]  x  D[36][panel][tile][channel]  summed over blocks          of the gradient
+#include "run/winograd_training.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "anyprec/cpu.h"
+#include "kernels/kernels.h"
+
+namespace anyprec {
+namespace {
+
+constexpr int kSide = 4, kWindow = 6, kPositions = kWindow * kWindow;
+// Tiles of a block: multiples of 6, the rows of a product's tile, and few enough for the cache. Of the gradient more,
+// since each block reads and writes all of the sums once.
+constexpr int kConvolveTiles = 48, kGradientTiles = 120;
+constexpr int kGroup = 2; // panels that are multiplied before their outputs are made: these stay in the L2 cache, too
+constexpr int kManyChannels = 128;
+// Added to the distance between arrays whose sizes are powers of two: they must not fall on the same lines of a cache.
+constexpr size_t kApart = 16;
+
+struct Tiling {
+    explicit Tiling(const WinogradSizes &s)
+        : sizes(s), down((s.height + kSide - 1) / kSide), across((s.width + kSide - 1) / kSide) {}
+    int count() const { return sizes.images * down * across; }
+
+    // Calls visit(i, pixel) for the Size x Size pixels of a tile; pixel is -1 outside the image. `border`: how many
+    // pixels it begins before its outputs.
+    template <int Size, typename F> void pixels(int tile, int border, F &&visit) const {
+        const int image = tile / (down * across), place = tile % (down * across);
+        const int top = place / across * kSide - border, left = place % across * kSide - border;
+        for (int i = 0; i < Size; ++i)
+            for (int j = 0; j < Size; ++j) {
+                const int y = top + i, x = left + j;
+                const bool inside = y >= 0 && y < sizes.height && x >= 0 && x < sizes.width;
+                const ptrdiff_t pixel = (static_cast<ptrdiff_t>(image) * sizes.height + y) * sizes.width + x;
+                visit(Size * i + j, inside ? pixel : ptrdiff_t{-1});
+            }
+    }
+
+    const WinogradSizes sizes;
+    const int down, across;
+};
+
+// x of one tile to V: `v` is its place at the first position.
+void transform_pixels(const Tiling &tiling, int tile, const float *x, const float *zeros, float *v, size_t next,
+                      WinogradFloats::Transform transform) {
+    const float *in[kPositions];
+    float *out[kPositions];
+    const int channels = tiling.sizes.from;
+    tiling.pixels<kWindow>(tile, 1, [&](int i, ptrdiff_t pixel) { in[i] = pixel < 0 ? zeros : x + pixel * channels; });
+    for (int p = 0; p < kPositions; ++p)
+        out[p] = v + next * static_cast<size_t>(p);
+    transform({in, out, channels, channels, 0});
+}
+
+size_t panels_of(int channels, int width) {
+    return static_cast<size_t>((channels + width - 1) / width);
+}
+
+// Kept by the thread that calls: fresh memory would cost a page fault for every 4 KiB of every call.
+float *buffer(int which, size_t floats) {
+    thread_local std::vector<float> kept[3];
+    if (kept[which].size() < floats)
+        kept[which].resize(floats);
+    return kept[which].data();
+}
+
+template <typename F> void on_threads(int threads, F &&work) {
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; ++i)
+        others.emplace_back([&work, i] { work(i); });
+    work(0);
+    for (std::thread &other : others)
+        other.join();
+}
+
+class Convolution {
+  public:
+    Convolution(const float *x, float *y, const WinogradSizes &s, const FunctionKernels &kernels)
+        : x_(x), y_(y), tiling_(s), kernels_(kernels), width_(kernels.matmul_width), panels_(panels_of(s.to, width_)),
+          next_u_(panels_ * static_cast<size_t>(s.from * width_) + kApart),
+          next_v_(static_cast<size_t>(kConvolveTiles * s.from) + kApart),
+          next_m_(static_cast<size_t>(kConvolveTiles * kGroup * width_) + kApart), zeros_(static_cast<size_t>(s.from)),
+          u_(kPositions * next_u_) {}
+
+    void take_kernel(const float *kernel) {
+        const int from = tiling_.sizes.from, to = tiling_.sizes.to;
+        for (int c = 0; c < from; ++c) {
+            const float *in[9];
+            float *out[kPositions];
+            for (int tap = 0; tap < 9; ++tap)
+                in[tap] = kernel + static_cast<ptrdiff_t>(tap * from + c) * to;
+            for (size_t p = 0; p < kPositions; ++p)
+                out[p] = u_.data() + p * next_u_ + static_cast<size_t>(c * width_);
+            kernels_.winograd->kernel({in, out, to, width_, static_cast<size_t>(from * width_)});
+        }
+    }
+
+    void block(int first) {
+        const int count = std::min(kConvolveTiles, tiling_.count() - first), from = tiling_.sizes.from,
+                  to = tiling_.sizes.to;
+        float *v = buffer(0, kPositions * next_v_), *m = buffer(1, kPositions * next_m_);
+        float *surplus = buffer(2, static_cast<size_t>(kGroup * width_));
+        for (int t = 0; t < count; ++t)
+            transform_pixels(tiling_, first + t, x_, zeros_.data(), v + t * from, next_v_, kernels_.winograd->input);
+        for (int begin = 0; begin < to; begin += kGroup * width_) {
+            const int channels = std::min(kGroup * width_, to - begin);
+            for (size_t p = 0; p < kPositions; ++p)
+                for (int at = 0; at < channels; at += width_) {
+                    MatmulTile tile{};
+                    tile.a = v + p * next_v_;
+                    tile.b = u_.data() + p * next_u_ + static_cast<size_t>(from) * static_cast<size_t>(begin + at);
+                    tile.c = m + p * next_m_ + at;
+                    tile.a_stride = static_cast<size_t>(from);
+                    tile.b_stride = static_cast<size_t>(width_);
+                    tile.c_stride = static_cast<size_t>(kGroup * width_);
+                    tile.rows = count;
+                    tile.terms = from;
+                    tile.columns = std::min(width_, channels - at);
+                    tile.whole = true;
+                    kernels_.matmul(tile);
+                }
+            for (int t = 0; t < count; ++t) {
+                const float *in[kPositions];
+                float *out[kSide * kSide];
+                for (size_t p = 0; p < kPositions; ++p)
+                    in[p] = m + p * next_m_ + t * kGroup * width_;
+                tiling_.pixels<kSide>(first + t, 0, [&](int i, ptrdiff_t pixel) {
+                    out[i] = pixel < 0 ? surplus : y_ + pixel * to + begin;
+                });
+                kernels_.winograd->output({in, out, channels, channels, 0});
+            }
+        }
+    }
+
+    void run(int threads) {
+        const int blocks = (tiling_.count() + kConvolveTiles - 1) / kConvolveTiles;
+        threads = std::max(1, std::min(threads, blocks));
+        on_threads(threads, [&](int thread) {
+            for (int i = thread; i < blocks; i += threads)
+                block(i * kConvolveTiles);
+        });
+    }
+
+  private:
+    const float *x_;
+    float *y_;
+    const Tiling tiling_;
+    const FunctionKernels &kernels_;
+    const int width_; // channels of a panel
+    const size_t panels_, next_u_, next_v_, next_m_;
+    const std::vector<float> zeros_;
+    std::vector<float> u_;
+};
+
+// The gradient of the kernel for channels start .. end of y; start is where a panel begins.
+void gradient_of_channels(const float *x, const float *grad, float *gradient, const Tiling &tiling,
+                          const FunctionKernels &kernels, int start, int end) {
+    const int from = tiling.sizes.from, to = tiling.sizes.to, width = kernels.matmul_width;
+    // V of many channels does not stay in the L2 cache: better read it once, with all of D, than D from there.
+    const int panels = static_cast<int>(panels_of(end - start, width));
+    const int group = std::min(from, to) >= kManyChannels ? panels : std::min(panels, kGroup);
+    const size_t row = static_cast<size_t>(from) + kApart, next_v = static_cast<size_t>(kGradientTiles) * row + kApart;
+    const size_t next_panel = static_cast<size_t>(kGradientTiles * width),
+                 next_d = static_cast<size_t>(group) * next_panel + kApart;
+    const size_t sums_row = static_cast<size_t>(panels * width);
+    const size_t next_sum = static_cast<size_t>(from) * sums_row;
+    const std::vector<float> zeros(static_cast<size_t>(std::max(from, to)));
+    float *v = buffer(0, kPositions * next_v), *d = buffer(1, kPositions * next_d);
+    float *sums = buffer(2, kPositions * next_sum);
+    for (int begin = 0; begin < tiling.count(); begin += kGradientTiles) {
+        const int count = std::min(kGradientTiles, tiling.count() - begin);
+        for (int t = 0; t < count; ++t)
+            transform_pixels(tiling, begin + t, x, zeros.data(), v + static_cast<size_t>(t) * row, next_v,
+                             kernels.winograd->input);
+        for (int at = start; at < end; at += group * width) {
+            const int channels = std::min(group * width, end - at);
+            for (int t = 0; t < count; ++t) {
+                const float *in[kSide * kSide];
+                float *out[kPositions];
+                tiling.pixels<kSide>(begin + t, 0, [&](int i, ptrdiff_t pixel) {
+                    in[i] = pixel < 0 ? zeros.data() : grad + pixel * to + at;
+                });
+                for (size_t p = 0; p < kPositions; ++p)
+                    out[p] = d + p * next_d + static_cast<size_t>(t * width);
+                kernels.winograd->gradient({in, out, channels, width, next_panel});
+            }
+            for (size_t p = 0; p < kPositions; ++p)
+                for (int panel = 0; panel * width < channels; ++panel) {
+                    MatmulTile tile{};
+                    tile.a = v + p * next_v;
+                    tile.b = d + p * next_d + static_cast<size_t>(panel) * next_panel;
+                    tile.c = sums + p * next_sum + (at - start) + panel * width;
+                    tile.a_stride = 1;
+                    tile.a_column = row;
+                    tile.b_stride = static_cast<size_t>(width);
+                    tile.c_stride = sums_row;
+                    tile.rows = from;
+                    tile.terms = count;
+                    tile.columns = std::min(width, channels - panel * width);
+                    tile.whole = true;
+                    tile.adds = begin > 0;
+                    kernels.matmul(tile);
+                }
+        }
+    }
+    for (int c = 0; c < from; ++c) {
+        const float *in[kPositions];
+        float *out[9];
+        for (size_t p = 0; p < kPositions; ++p)
+            in[p] = sums + p * next_sum + static_cast<size_t>(c) * sums_row;
+        for (int tap = 0; tap < 9; ++tap)
+            out[tap] = gradient + static_cast<ptrdiff_t>(tap * from + c) * to + start;
+        kernels.winograd->kernel_gradient({in, out, end - start, end - start, 0});
+    }
+}
+
+const FunctionKernels &kernels_in_use() {
+    static const Kernels *const table = find_kernels(isa().c_str());
+    return *table->functions;
+}
+
+} // namespace
+
+void winograd_convolve(const float *x, const float *kernel, float *y, const WinogradSizes &sizes, int threads) {
+    Convolution convolution(x, y, sizes, kernels_in_use());
+    convolution.take_kernel(kernel);
+    convolution.run(threads);
+}
+
+void winograd_kernel_gradient(const float *x, const float *grad, float *gradient, const WinogradSizes &sizes,
+                              int threads) {
+    const Tiling tiling(sizes);
+    const FunctionKernels &kernels = kernels_in_use();
+    if (tiling.count() == 0) {
+        std::memset(gradient, 0, sizeof(float) * 9 * static_cast<size_t>(sizes.from) * static_cast<size_t>(sizes.to));
+        return;
+    }
+    const int panels = static_cast<int>(panels_of(sizes.to, kernels.matmul_width));
+    threads = std::max(1, std::min(threads, panels));
+    on_threads(threads, [&](int thread) {
+        const auto edge = [&](int i) { return std::min(sizes.to, panels * i / threads * kernels.matmul_width); };
+        gradient_of_channels(x, grad, gradient, tiling, kernels, edge(thread), edge(thread + 1));
+    });
+}
+
+} // namespace anyprec
