@@ -63,6 +63,17 @@ def test_first_and_last_layer(model):
     assert len({row.tobytes() for row in graph.tables["fc.in"]}) == 5
 
 
+def test_all_layers_before_the_first_quantized_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8 * 25, 5),
+    )  # fmt: skip
+    x = torch.rand(4, 3, 8, 8)
+    model = anyprec.convert(net, widths=(1, 8), example=x, keep=("0", "2", "7")).eval()
+    assert fixed(make_graph(model, example=x, first_last="8bit")) == {"0", "2", "7"}
+
+
 @pytest.mark.thorough
 def test_ranges_of_the_image(model):
     graph = make_graph(model, example=X, image=IMAGE, first_last="8bit")

@@ -69,20 +69,28 @@ def first_last_grids(
 
 
 def first_last_layers(trace: NetworkTrace) -> list[TraceStep]:
-    """Float layers with no other layer between the input and them, or between them and an output.
+    """Float layers with no other layer between the input and them, or between them and an output; and convolutions of
+    a stem of several, which run before the first quantized layer.
 
     Left out: a layer whose weight serves another float layer too, and one whose sums could leave 32-bit integers.
     """
     layers = ("conv", "linear", "any", "embedding", "recurrent", "matmul")
-    first, last = {INPUT}, set(trace.outputs)
+    first, stem, last = {INPUT}, {INPUT}, set(trace.outputs)
+    before = True  # only convolutions have run, and none of them quantized
     for step in trace.steps:
-        if step.kind not in layers and step.inputs and all(name in first for name in step.inputs):
-            first.add(step.name)
+        before = before and (step.kind == "conv" or step.kind not in layers)
+        for values, passes in ((first, step.kind not in layers), (stem, before)):
+            if passes and step.inputs and values.issuperset(step.inputs):
+                values.add(step.name)
     for step in reversed(trace.steps):
         if step.name in last and step.kind not in layers:
             last.update(step.inputs)
     floats = [step for step in trace.steps if step.kind in ("conv", "linear") and "transposed" not in step.attributes]
-    first_last = [step for step in floats if step.inputs[0] in first or step.name in last]
+    first_last = [
+        step
+        for step in floats
+        if step.inputs[0] in first or step.name in last or (step.kind == "conv" and step.name in stem)
+    ]
     inner = {weight_key(step.constants["weight"]) for step in floats if step not in first_last}
     inner |= {weight_key(s.constants["weight"][:, :, None, None]) for s in trace.steps if s.kind == "embedding"}
     weights = {step.name: step.constants["weight"] for step in first_last}
