@@ -6,7 +6,7 @@ step are compared first: a fast step that computes something else would be no re
 of its own for each. With bf16 the step computes nearly the same: how far its losses are from float32's is shown, too.
 
     python bench/train_step.py [--net resnet20 | resnet20-he | vgg-speed-small] [--batch 128] \\
-        [--threads 1] [--compile] [--json]
+        [--threads 1] [--compile] [--only "ours, winograd"] [--json]
 """
 
 from __future__ import annotations
@@ -170,6 +170,9 @@ def gradient_difference(net: str) -> float:
 
 
 def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable[[], object]]]:
+    def wanted(name: str) -> bool:
+        return not args.only or name == "plain" or any(name.startswith(part) for part in args.only)
+
     plain, (x, y) = make(args.net, False), images(args.batch, False)
     ours, (fast_x, _) = make(args.net, True), images(args.batch, True)
     steps = iter(range(10**9))
@@ -192,7 +195,7 @@ def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable
             fewer,
             lambda: ours_step(fewer, fewer_x, y, choose_widths(WIDTHS, "lowest", 1, 0, next(steps))),
         )
-    if not probe("bf16", os.environ.get(VARIABLE, "")):  # it works
+    if wanted("ours, bf16") and not probe("bf16", os.environ.get(VARIABLE, "")):  # it works
         half, (half_x, _) = make(args.net, True), images(args.batch, True)
         found["ours, bf16"] = (half, lambda: ours_step(half, half_x, y, WIDTHS, autocast=bf16))
         found["ours, bf16, lowest"] = (
@@ -203,7 +206,7 @@ def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable
         compiled = make(args.net, True)
         compiled.body = torch.compile(compiled.body, dynamic=False)
         found["ours, compiled"] = (compiled, lambda: ours_step(compiled, fast_x, y, WIDTHS))
-    return found
+    return {name: one for name, one in found.items() if wanted(name)}
 
 
 bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
@@ -245,6 +248,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="also the compiled step (compiling takes minutes)")
+    parser.add_argument("--only", metavar="NAME", action="append", help="beside plain, those whose names begin so")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -253,7 +257,7 @@ def main() -> None:
         return print_peak_memory(args)
 
     difference = gradient_difference(args.net)
-    memory = {name: peak_memory(name, args) for name in ("plain", "ours")}
+    memory = {} if args.only else {name: peak_memory(name, args) for name in ("plain", "ours")}
     runners = contestants(args)
     times: dict[str, list[float]] = {name: [] for name in runners}
     for round_number in range(args.rounds + 2):
