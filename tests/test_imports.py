@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "preprocessing": set(),
     "progress": set(),
     "data": {"progress"},
-    "nn": {"data", "progress", "training", "zoo"},
+    "nn": {"data", "progress", "training", "zoo", "_native"},  # `_native`: convolutions of training
     # `models` and `packing`: a training may start from a model file; `run`: another may teach it
     "training": {"data", "models", "nn", "onnx_import", "packing", "progress", "run", "zoo"},
     "onnx_import": set(),

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -74,13 +76,32 @@ float *buffer(int which, size_t floats) {
     return kept[which].data();
 }
 
+// Runs work(0) .. work(threads - 1). What one of them throws, such as std::bad_alloc, is thrown when all have ended.
 template <typename F> void on_threads(int threads, F &&work) {
+    std::vector<std::exception_ptr> failed(static_cast<size_t>(threads));
+    const auto guarded = [&](int i) {
+        try {
+            work(i);
+        } catch (...) {
+            failed[static_cast<size_t>(i)] = std::current_exception();
+        }
+    };
     std::vector<std::thread> others;
-    for (int i = 1; i < threads; ++i)
-        others.emplace_back([&work, i] { work(i); });
-    work(0);
+    others.reserve(static_cast<size_t>(threads));
+    int next = 1;
+    try {
+        for (; next < threads; ++next)
+            others.emplace_back(guarded, next);
+    } catch (const std::system_error &) { // no further thread is to be had: the caller does the rest
+    }
+    guarded(0);
+    for (; next < threads; ++next)
+        guarded(next);
     for (std::thread &other : others)
         other.join();
+    for (const std::exception_ptr &error : failed)
+        if (error)
+            std::rethrow_exception(error);
 }
 
 class Convolution {

@@ -128,9 +128,20 @@ class AnyConv2d(AnyLayer, nn.Conv2d):
         return y
 
 
+class StemConv2d(nn.Conv2d):
+    """A float convolution of a stem: nn.Conv2d, but its training can go by Winograd."""
+
+    winograd = False  # set by `use_winograd`
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.winograd and self.training and x.dim() == 4 and x.dtype == self.weight.dtype == torch.float32:
+            return winograd.convolve(x, self.weight, self.bias)
+        return super().forward(x)
+
+
 def use_winograd(model: nn.Module) -> int:
     """Training computes the 3 x 3 convolutions for which it pays by Winograd; the number of them."""
-    found = [layer for layer in model.modules() if isinstance(layer, AnyConv2d) and winograd.fits(layer)]
+    found = [layer for layer in model.modules() if isinstance(layer, (AnyConv2d, StemConv2d)) and winograd.fits(layer)]
     for layer in found:
         layer.winograd = True
     return len(found)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError
+from anyprec.nn.layers import StemConv2d
 from anyprec.zoo.parts import Parts, ZooNetwork
 
 PATCH = 2  # side of a whitened patch
@@ -57,7 +58,7 @@ class SpeedVgg(ZooNetwork):
         components = in_channels * PATCH * PATCH
         self.whiten = nn.Conv2d(in_channels, 2 * components, PATCH)  # 31; every component and its negative
         self.whiten.weight.requires_grad_(False)
-        self.conv0 = nn.Conv2d(2 * components, a, 3, padding=1, bias=False)
+        self.conv0 = StemConv2d(2 * components, a, 3, padding=1, bias=False)
         self.pool = nn.MaxPool2d(2)  # 15
         self.norm0 = parts.norm(a)
         self.act0 = parts.act()
