@@ -34,6 +34,7 @@ from anyprec.widths import FLOAT
 CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range of least squared error
 SEARCH_VALUES = 4_000_000  # of a layer's input, or output, that ranges are tried on
 POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
+SURE_POSITIONS = 16  # as many positions as these count for the scale that a channel has
 FEW_POSITIONS = 0.1  # damping, times weights of an output per position: few positions are fitted, and others suffer
 LEAST = 1e-12
 MARGIN = 2.0  # of a depth-wise channel's range over the largest value seen
@@ -115,7 +116,8 @@ def on_axis(row: Tensor, like: Tensor, axis: int) -> Tensor:
 def affine_fit(made: Tensor, wanted: Tensor, axis: int, shrink: float) -> tuple[Tensor, Tensor]:
     """a, b per channel, so that a made + b is like `wanted`: in mean, and in variance or squared error.
 
-    a = correlation^shrink * deviation of wanted / deviation of made. A channel that is constant keeps its scale.
+    a = correlation^shrink * deviation of wanted / deviation of made. A channel that is constant keeps its scale. One
+    that is seen at n positions goes n / (n + SURE_POSITIONS) of the way: two values always lie on a line.
     """
     x, y = (t.movedim(axis, 0).flatten(1) for t in (made, wanted))  # (C, n)
     mean_x, mean_y = x.mean(1), y.mean(1)
@@ -125,6 +127,7 @@ def affine_fit(made: Tensor, wanted: Tensor, axis: int, shrink: float) -> tuple[
     # Below 0.1 the channel has lost its signal: scaled by the fit it would be silenced for good.
     correlation = (both / (var_x * var_y).clamp_min(LEAST**2).sqrt()).clamp(0.1, 1)
     a = torch.where(still, 1.0, (var_y / var_x.clamp_min(LEAST)).sqrt() * correlation**shrink)
+    a = 1 + (a - 1) * (x.shape[1] / (x.shape[1] + SURE_POSITIONS))
     return a, mean_y - a * mean_x
 
 
@@ -237,8 +240,10 @@ def fit_codes(layer: AnyLayer, given: list[Tensor], widths: Sequence[int], setti
     moments, wanted = [], []
     for bits, share in zip(widths, given[1:], strict=True):
         own = input_columns(layer, share if layer.act is None else layer.act(share, bits), at)
-        seen, others = (second_moments(own[..., half], plain[..., half]) for half in halves(len(at)))
-        both = SecondMoments(*(torch.stack(pair).mean(0) for pair in zip(seen, others, strict=True)))
+        both = second_moments(own, plain)
+        # Each half without its own mean: less the mean of both, two positions are each other's mirror image, and what
+        # fits one fits the other.
+        seen, others = (second_moments(*(centered(x[..., half]) for x in (own, plain))) for half in halves(len(at)))
         change = weight_change(both, weight, start, damping)
         if len(at) > 1:
             change = change * share_that_holds(weight_change(seen, weight, start, damping), others, weight, start)
@@ -265,6 +270,10 @@ def halves(count: int) -> tuple[slice, slice]:
     """Positions are in the order of the images: the first of them, and the others."""
     middle = (count + 1) // 2
     return slice(middle), slice(middle, None) if count > 1 else slice(None)
+
+
+def centered(columns: Tensor) -> Tensor:
+    return columns - columns.mean(-1, keepdim=True)
 
 
 def second_moments(own: Tensor, plain: Tensor) -> SecondMoments:
