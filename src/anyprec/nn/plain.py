@@ -14,7 +14,15 @@ from torch.nn.utils import parametrize
 
 from anyprec.errors import UncalibratedBits, UnsupportedOperation
 from anyprec.nn.attention import PROJECTIONS, AnyMultiheadAttention, AttentionProjection
-from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, PointwiseConv2d, ProductOperand, own_method
+from anyprec.nn.layers import (
+    ANY_LAYERS,
+    AnyActivation,
+    AnyLayer,
+    PointwiseConv2d,
+    ProductOperand,
+    StemConv2d,
+    own_method,
+)
 from anyprec.nn.norms import BatchNorm1d, BatchNorm2d, SwitchNorm, hook_names
 from anyprec.nn.own_forward import OwnForwardLayer
 from anyprec.nn.products import OwnProducts
@@ -26,6 +34,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
     BatchNorm1d: nn.BatchNorm1d,
     BatchNorm2d: nn.BatchNorm2d,
     PointwiseConv2d: nn.Conv2d,
+    StemConv2d: nn.Conv2d,
 }
 
 
