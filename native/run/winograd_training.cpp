@@ -1,6 +1,6 @@
 // See winograd_training.h. Tiles of all images are one list. A convolution takes a block of them at a time, so that
 // their transforms stay in the cache between the three steps; threads take different blocks. For the gradient of the
-// kernel, threads take different channels of y, and each transforms all of x: that is 2 % of its work.
+// kernel, threads take different channels of y, and each transforms all of x: 6 % of the work with 256 channels.
 //
 //   V[36][tile][from]   x  U[36][panel][from][channel]  =  M[36][tile][channel]     36 matrix products
 //   V'[36][from][tile]  x  D[36][panel][tile][channel]  summed over blocks          of the gradient
