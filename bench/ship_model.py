@@ -46,6 +46,7 @@ from anyprec.progress import Progress
 from anyprec.training.build import initial_record, model_file_of
 from anyprec.training.checkpoint import load_model, load_record, preprocessing_in
 from anyprec.training.evaluate import to_tensor
+from anyprec.training.recipe import Recipe
 from anyprec.training.trained_run import checkpoint_of
 from anyprec.widths import INTEGER_WIDTHS
 
@@ -149,9 +150,10 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
     if not recipe:
         raise AnyprecError(f"{path} does not say by which recipe it was trained; train it with `anyprec train`")
     before: list[dict[str, Any]] = []
-    if teacher := recipe.get("teacher"):
-        file = Path(catalog.find(teacher))
-        recipe["teacher"] = f"model file {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    recipe["teacher"] = [
+        f"model file {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+        for file in (Path(catalog.find(name)) for name in Recipe.from_dict(recipe).teacher)
+    ]
     start = recipe.get("init")
     if start and (file := model_file_of(start)) is not None:  # its checkpoint may be lost: its card has the recipes
         before = list(catalog.card(file.stem).training["recipes"])

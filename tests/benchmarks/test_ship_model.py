@@ -175,7 +175,7 @@ def test_recipes_name_a_teacher_by_its_content(tmp_path):
     save_model(model, tmp_path / "model.pt", {"recipe": recipe.to_dict()})
     (only,) = ship_model.recipes_of(tmp_path / "model.pt")
     digest = catalog.card("cifar10-vgg-small").sha256
-    assert only["teacher"] == f"model file cifar10-vgg-small.apm, SHA-256 {digest}"
+    assert only["teacher"] == [f"model file cifar10-vgg-small.apm, SHA-256 {digest}"]
 
 
 def test_recipes_of_a_run_that_began_with_a_model_file(tmp_path):

@@ -48,13 +48,13 @@ def test_images_are_normalized_as_in_its_own_training(tmp_path, digits):
     learner = ((pixels - digits.mean) / digits.std).astype(np.float32)
     own = ((pixels - 0.3) / 0.7).astype(np.float32)
     expected = anyprec.load(path, layout="NHWC")(own)
-    assert np.allclose(Teacher(str(path), digits)(learner).numpy(), expected, atol=2e-2)
+    assert np.allclose(Teacher([str(path)], digits)(learner).numpy(), expected, atol=2e-2)
     assert not np.allclose(anyprec.load(path, layout="NHWC")(learner), expected, atol=2e-2)
 
 
 def refused(match, path, digits):
     with pytest.raises(RecipeError, match=match):
-        Teacher(str(path), digits)(np.zeros((1, 8, 8, 1), np.float32))
+        Teacher([str(path)], digits)(np.zeros((1, 8, 8, 1), np.float32))
 
 
 def test_one_for_other_classes_is_refused(tmp_path, digits):
@@ -76,13 +76,35 @@ def test_one_that_does_not_say_how_images_are_normalized_is_refused(tmp_path, di
 
 
 def test_a_recipe_needs_a_loss_that_learns_from_answers():
-    with pytest.raises(RecipeError, match=r"teacher='net\.apm' needs a loss that learns from answers"):
+    with pytest.raises(RecipeError, match=r"teacher=net\.apm needs a loss that learns from answers"):
         SMALL.override(["teacher=net.apm", "loss=hard"])
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises((ModelFileError, FileNotFoundError), match=r"none\.apm"):
         train(SMALL.override([f"teacher={tmp_path}/none.apm"]), tmp_path / "run", progress=False)
+
+
+def test_several_teach_by_the_mean_of_their_probabilities(tmp_path, digits):
+    paths = [str(packed(tmp_path / "a.apm")), str(packed(tmp_path / "b.apm", mean=(0.9,), std=(0.1,)))]
+    images = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
+    one, other = (Teacher([path], digits)(images).softmax(1) for path in paths)
+    assert not torch.allclose(one, other, atol=1e-3)
+    assert torch.allclose(Teacher(paths, digits)(images).softmax(1), (one + other) / 2, atol=1e-6)
+
+
+def test_a_recipe_names_one_or_several(tmp_path):
+    for setting, expected in (
+        ("teacher=a.apm", ("a.apm",)),
+        ('teacher=["a.apm", "b.apm"]', ("a.apm", "b.apm")),
+        ('teacher=""', ()),
+    ):
+        recipe = SMALL.override([setting])
+        assert recipe.teacher == expected
+        recipe.save(tmp_path / "recipe.toml")
+        assert Recipe.load(tmp_path / "recipe.toml") == recipe
+    with pytest.raises(RecipeError, match=r"teacher=\[1\] is of the wrong type; it must be a list of strings"):
+        SMALL.override(["teacher=[1]"])
 
 
 def test_it_changes_what_is_learned_and_repeats(tmp_path):

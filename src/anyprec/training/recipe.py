@@ -67,7 +67,8 @@ class Recipe:
     quantizer: str = "nested"
     scale: str = "learned"
     loss: str = "hard"
-    teacher: str = ""  # a model file (.apm, or a name) whose answers all widths learn from; not with loss="hard"
+    teacher: tuple[str, ...] = ()  # model files (.apm, or names) whose answers all widths learn from; one may stand
+    # without a list; not with loss="hard"
     label_smoothing: float = 0.0  # this share of each label is spread evenly over all classes
     label_weight: float = 0.5  # the labels' share of the loss in "recursive+label" and "wider+label"
     width_weights: Mapping[str, float] = field(default_factory=dict)  # of a width's loss in the sum; 1 if not named
@@ -134,7 +135,8 @@ class Recipe:
             )
         if self.teacher and self.loss == "hard":
             raise RecipeError(
-                f"teacher={self.teacher!r} needs a loss that learns from answers; set loss to 'wider+label' or another"
+                f"teacher={', '.join(self.teacher)} needs a loss that learns from answers; set loss to 'wider+label' "
+                "or another"
             )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise RecipeError("nesterov=true needs optimizer='sgd' and a momentum above 0")
@@ -219,13 +221,17 @@ def _typed(name: str, annotation: Any, value: Any) -> Any:
     kind = str(annotation).split("[")[0]
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind == "tuple" and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+    item = str if annotation == "tuple[str, ...]" else int
+    if item is str and type(value) is str:
+        return (value,) if value else ()
+    if kind == "tuple" and isinstance(value, (list, tuple)) and all(type(v) is item for v in value):
         return tuple(value)
     if kind == "Mapping" and isinstance(value, Mapping):
         return dict(value)
     expected = {"str": str, "int": int, "float": float, "bool": bool}.get(kind)
     if expected is None or type(value) is not expected:
         words = {"str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false",
-                 "tuple": "a list of whole numbers", "Mapping": "a table"}  # fmt: skip
+                 "tuple": "a list of " + ("strings" if item is str else "whole numbers"),
+                 "Mapping": "a table"}  # fmt: skip
         raise RecipeError(f"{name}={value!r} is of the wrong type; it must be {words[kind]}")
     return value

@@ -1,11 +1,13 @@
-"""The teacher of a recipe: a model file whose answers every width learns from, beside those of the wider widths.
+"""The teacher of a recipe: model files whose answers every width learns from, beside those of the wider widths.
 
-`recipe.teacher` names it, a path (*.apm) or a model of the catalog, and the engine runs it at its widest width on the
-images of each step. Those are normalized for the network that learns; the teacher's file says what its own training
-did, and the images are changed to that. Called by run.py; joint.py uses the logits.
+`recipe.teacher` names one or several, each a path (*.apm) or a model of the catalog, and the engine runs them at their
+widest width on the images of each step. Those are normalized for the network that learns; a teacher's file says what
+its own training did, and the images are changed to that. Called by run.py; joint.py uses the logits.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,6 +18,24 @@ from anyprec.run.model import load
 
 
 class Teacher:
+    """Several files teach together (an ensemble): their answer is the mean of their probabilities."""
+
+    def __init__(self, names: Sequence[str], data: Data) -> None:
+        self.networks = [TeacherNetwork(name, data) for name in names]
+
+    def __call__(self, images: np.ndarray) -> torch.Tensor:
+        """Logits (N, classes), or (N, classes, H, W) of masks, for normalized images (N, H, W, C) of the step."""
+        answers = [network(images) for network in self.networks]
+        if len(answers) == 1:
+            return answers[0]
+        if len(shapes := {tuple(answer.shape) for answer in answers}) > 1:
+            given = ", ".join(f"{n.name!r} {tuple(a.shape)}" for n, a in zip(self.networks, answers, strict=True))
+            raise RecipeError(f"the teachers answer in {len(shapes)} shapes: {given}; choose teachers of one task")
+        mean = torch.stack([answer.softmax(1) for answer in answers]).mean(0)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()  # logits of the mean
+
+
+class TeacherNetwork:
     def __init__(self, name: str, data: Data) -> None:
         """Refuses a model that does not answer the question of `data`: other classes, sizes or channels."""
         self.name = name
@@ -40,7 +60,7 @@ class Teacher:
         self.classes = data.num_classes
 
     def __call__(self, images: np.ndarray) -> torch.Tensor:
-        """Its logits (N, classes), or (N, classes, H, W) of masks, for normalized images (N, H, W, C) of the step."""
+        """The logits of this file."""
         answers = self.model(np.ascontiguousarray(images * self.factor + self.offset))
         if not isinstance(answers, np.ndarray):
             raise RecipeError(f"teacher={self.name!r} has {len(answers)} outputs; choose a model with one, its logits")
