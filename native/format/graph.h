@@ -124,6 +124,7 @@ struct Op {
     // Format 3
     bool transposed = false;     // conv, matmul
     int output_pad[2] = {0, 0};  // h, w; transposed conv
+    bool toom_cook = false;      // conv: computed by Toom-Cook where it is float, stride 1
     bool single = false;         // softmax: in single precision
     int axis = -1;               // concat (-1: the last), slice, gather
     std::vector<int> axes;       // reduce, norm: they rise; transpose: the order

@@ -78,6 +78,14 @@ template <size_t N> Function parse_function(Fields &fields, const FunctionName (
     fields.fail("function", "one of " + allowed);
 }
 
+// Whether a conv may have the attribute `toom_cook`: ARITHMETIC.md, section 4.
+bool fits_toom_cook(const Op &op) {
+    bool fits = op.groups == 1 && !op.transposed;
+    for (int axis = 0; axis < 2; ++axis)
+        fits = fits && op.stride[axis] == 1 && op.dilation[axis] == 1 && op.kernel[axis] >= 3 && op.kernel[axis] <= 4;
+    return fits;
+}
+
 // An attribute that is true where it is given.
 bool given_true(Fields &fields, const char *key) {
     if (!fields.has(key))
@@ -351,6 +359,10 @@ void GraphParser::parse_layer(Fields &fields, Op &op) const {
         op.transposed = version_ >= 3 && given_true(fields, "transposed");
         if (op.transposed)
             fields.integers("output_pad", 0, op.output_pad);
+        op.toom_cook = version_ >= 3 && given_true(fields, "toom_cook");
+        if (op.toom_cook && !fits_toom_cook(op))
+            bad_graph(fields.where() + " has toom_cook, which needs groups, strides and dilations of 1, 3 or 4 kernel "
+                                       "lines and columns, and no transposition");
     }
     op.is_signed = fields.flag("signed");
     op.affine = fields.flag("affine");

@@ -97,7 +97,8 @@ inline void advance(Epilogue &e, int rows) {
 
 // The extra members of a Toom-Cook tile (see ToomCookInput below).
 struct ToomCookTile {
-    size_t position, line; // bytes from one position across to the next, and from even to odd input lines, in V
+    size_t position, line; // bytes from one position across to the next, and from one line of blocks to the next, in V
+    int block;             // lines of a block: 1, or 2 (even and odd input lines)
     int pixels, lines;     // output pixels and lines inside the image; surplus outputs at the border are discarded
     int width;             // of an output line, in pixels
 };
@@ -282,8 +283,9 @@ struct Winograd {
     void (*output)(const WinogradOutput &);
 };
 
-// Toom-Cook (Winograd over more points) for float convolutions of stride 2 with 5 to 8 kernel lines and columns, in
-// tiles of 4x4 outputs. ARITHMETIC.md, section 4, gives the exact steps.
+// Toom-Cook (Winograd over more points) for float convolutions of stride 2 with 5 to 8 kernel lines and columns, and of
+// stride 1 with 3 or 4 where the file says so, in tiles of 4x4 outputs. ARITHMETIC.md, section 4, gives the exact
+// steps. With stride 1 a block is one pixel; the drawing is of stride 2.
 //
 // A block of 2x2 pixels counts as one pixel d with four times the channels. The kernel, padded with zeros to 8x8,
 // becomes 4x4 and the stride becomes 1. Then y = A' [(G g G') (B'd B)] A, with the points 0, 1, -1, 2, -2, -1/2 and

@@ -161,14 +161,15 @@ void multiply(const Tile &t) {
 
 void multiply_toom_cook(const Tile &t) {
     const ToomCookTile &q = t.toom_cook;
+    const size_t block = static_cast<size_t>(q.block);
     float halfway[kLanes][kToomCookOutputs][kToomCookPoints], y[kToomCookOutputs];
     const float *w = reinterpret_cast<const float *>(t.panel);
     for (size_t down = 0; down < kToomCookPoints; ++down) {
         float m[kLanes][kToomCookPoints] = {};
         for (size_t across = 0; across < kToomCookPoints; ++across)
-            for (size_t half = 0; half < 2; ++half) {
+            for (size_t half = 0; half < block; ++half) {
                 const float *in =
-                    reinterpret_cast<const float *>(t.base + q.line * (2 * down + half) + q.position * across);
+                    reinterpret_cast<const float *>(t.base + q.line * (block * down + half) + q.position * across);
                 for (int s = 0; s < t.steps; ++s, w += kLanes)
                     for (int c = 0; c < kLanes; ++c)
                         m[c][across] = std::fma(in[s], w[c], m[c][across]);

@@ -192,7 +192,7 @@ struct ToomCookTiles {
         const ToomCookTile &q = t.toom_cook;
         alignas(64) float sums[kToomCookPoints][R * kWidth], halfway[kToomCookPoints][kLine]; // [tile], [pixel]
         const uint8_t *panel = t.panel, *base = t.base;
-        for (int down = 0; down < kToomCookPoints; ++down, base += 2 * q.line) {
+        for (int down = 0; down < kToomCookPoints; ++down, base += static_cast<size_t>(q.block) * q.line) {
             for (size_t across = 0; across < kToomCookPoints; ++across) {
                 F acc[R][V];
 #pragma GCC unroll 8
@@ -200,11 +200,11 @@ struct ToomCookTiles {
 #pragma GCC unroll 8
                     for (int v = 0; v < V; ++v)
                         acc[r][v] = F{};
-                for (size_t half = 0; half < 2; ++half) {
+                for (int half = 0; half < q.block; ++half) {
                     const float *in[R];
 #pragma GCC unroll 8
                     for (size_t r = 0; r < R; ++r)
-                        in[r] = reinterpret_cast<const float *>(base + q.line * half +
+                        in[r] = reinterpret_cast<const float *>(base + q.line * static_cast<size_t>(half) +
                                                                 q.position * (kToomCookPoints * r + across));
                     if (t.steps == 6) { // three channels
 #pragma GCC unroll 6

@@ -398,7 +398,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
         transformed = toom_cook_weights(weight_floats(weight), weight.shape);
         values = reinterpret_cast<const uint8_t *>(transformed.data());
         taps = kToomCookPoints * kToomCookPoints;
-        in = 4 * in;
+        in *= toom_cook_block(weight.shape) * toom_cook_block(weight.shape);
     }
     const int steps = (in + kernel.step_channels - 1) / kernel.step_channels, lanes = kernel.lanes;
     const std::vector<Block> blocks = cut_blocks(kernel, out, taps, steps);

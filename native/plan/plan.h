@@ -50,7 +50,8 @@ struct WinogradStep {
 // A float convolution by Toom-Cook (kernels.h, ToomCookInput). ToomCookLines (toom_cook.h) defines a slot's memory.
 struct ToomCookStep {
     int across = 0;    // tiles per line
-    int width = 0;     // floats of two input pixels
+    int block = 2;     // lines and columns of pixels that count as one: the stride
+    int width = 0;     // floats of a line of a block
     size_t line = 0;   // floats of a transformed input line
     size_t pixels = 0; // floats of an input line with its padding
     size_t memory = 0; // arena: all slots

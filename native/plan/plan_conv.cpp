@@ -209,7 +209,8 @@ void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const
         const TileKernel &kernel = *conv.kernel;
         if (toom_cook)
             conv.taps = kToomCookPoints * kToomCookPoints;
-        conv.steps = ((toom_cook ? 4 : 1) * conv.group_in + kernel.step_channels - 1) / kernel.step_channels;
+        const int pixels = toom_cook ? op.stride[0] * op.stride[1] : 1; // that count as one
+        conv.steps = (pixels * conv.group_in + kernel.step_channels - 1) / kernel.step_channels;
         conv.blocks = cut_blocks(kernel, conv.group_out, winograd ? 16 : conv.taps, conv.steps);
         conv.panel =
             panels(op.weight, bits.weights, &kernel, op.groups, conv.phases ? tap_order(op) : std::vector<int>());

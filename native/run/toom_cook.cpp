@@ -22,8 +22,10 @@ bool uses_toom_cook(const Op &op) {
     const auto fits = [&op](int axis) {
         return op.stride[axis] == 2 && op.dilation[axis] == 1 && op.kernel[axis] >= 5 && op.kernel[axis] <= 8;
     };
-    return op.kind == OpKind::conv && op.groups == 1 && !op.transposed && fits(0) && fits(1);
+    return op.toom_cook || (op.kind == OpKind::conv && op.groups == 1 && !op.transposed && fits(0) && fits(1));
 }
+
+int toom_cook_block(const int (&weight_shape)[4]) { return weight_shape[1] > kToomCookOutputs ? 2 : 1; }
 
 namespace {
 
@@ -41,17 +43,18 @@ void at_points(const double *g, size_t next, double (&u)[kToomCookPoints]) {
 
 std::vector<float> toom_cook_weights(const std::vector<float> &weights, const int (&shape)[4]) {
     const int out = shape[0], height = shape[1], width = shape[2], in = shape[3];
-    const size_t channels = 4 * static_cast<size_t>(in);
+    const int block = toom_cook_block(shape);
+    const size_t channels = static_cast<size_t>(block * block) * static_cast<size_t>(in);
     std::vector<float> all(static_cast<size_t>(out) * kToomCookPoints * kToomCookPoints * channels);
     for (int o = 0; o < out; ++o)
         for (size_t k = 0; k < channels; ++k) {
             const int parity = static_cast<int>(k) / in, c = static_cast<int>(k) % in;
             double lines[kToomCookOutputs][kToomCookPoints], u[kToomCookPoints];
             for (int i = 0; i < kToomCookOutputs; ++i) {
-                double g[kToomCookOutputs] = {}; // every second column of the kernel
-                const int y = 2 * i + parity / 2;
+                double g[kToomCookOutputs] = {}; // every block-th column of the kernel
+                const int y = block * i + parity / block;
                 for (int j = 0; j < kToomCookOutputs; ++j) {
-                    const int x = 2 * j + parity % 2;
+                    const int x = block * j + parity % block;
                     if (y < height && x < width)
                         g[j] = weights[((static_cast<size_t>(o) * height + y) * width + x) * in + c];
                 }
@@ -72,12 +75,14 @@ std::vector<float> toom_cook_weights(const std::vector<float> &weights, const in
 std::unique_ptr<ToomCookStep> plan_toom_cook(const ConvStep &conv, const Shape &out, int images) {
     auto q = std::make_unique<ToomCookStep>();
     q->across = (out.w() + kToomCookOutputs - 1) / kToomCookOutputs;
-    q->width = 2 * conv.group_in;
+    q->block = conv.op->stride[0];
+    q->width = q->block * conv.group_in;
     const size_t across = static_cast<size_t>(q->across), width = static_cast<size_t>(q->width);
     q->line = whole_lines(kToomCookPoints * across * width + kSlack) / 4;
     q->pixels = (kToomCookOutputs * across + kToomCookPoints - kToomCookOutputs) * width + kSlack;
     // A line of zeros, the ring, V, an input line, and the line numbers of the ring.
-    q->bytes = 4 * q->line * (1 + 4 * kToomCookPoints) + whole_lines(q->pixels) + whole_lines(2 * kToomCookPoints);
+    const size_t held = static_cast<size_t>(q->block * kToomCookPoints);
+    q->bytes = 4 * q->line * (1 + 2 * held) + whole_lines(q->pixels) + whole_lines(held);
     // Slots take no more memory than the result.
     const size_t whole = 4 * static_cast<size_t>(images) * out.h() * out.w() * out.c();
     q->slots = static_cast<int>(std::clamp<size_t>(whole / q->bytes, 1, kSlots));
@@ -85,15 +90,15 @@ std::unique_ptr<ToomCookStep> plan_toom_cook(const ConvStep &conv, const Shape &
 }
 
 ToomCookLines::ToomCookLines(const ConvStep &conv, const Kernels &k, uint8_t *memory, int image, uint8_t *slot)
-    : c(conv), q(*conv.toom_cook), kernels(k), arena(memory), n(image) {
+    : c(conv), q(*conv.toom_cook), kernels(k), arena(memory), n(image), lines_held(q.block * kToomCookPoints) {
     zeros = reinterpret_cast<float *>(slot);
     ring = zeros + q.line;
-    v = ring + q.line * kRing;
-    pixels = v + q.line * kRing;
+    v = ring + q.line * static_cast<size_t>(lines_held);
+    pixels = v + q.line * static_cast<size_t>(lines_held);
     held = reinterpret_cast<int32_t *>(reinterpret_cast<uint8_t *>(pixels) + whole_lines(q.pixels));
     std::fill(zeros, zeros + q.line, 0.0f);
     std::fill(pixels, pixels + q.pixels, 0.0f);
-    std::fill(held, held + kRing, -1);
+    std::fill(held, held + lines_held, -1);
 }
 
 // `number` counts from the first line of padding, and may lie outside the image.
@@ -101,10 +106,10 @@ const float *ToomCookLines::line(int number) const {
     const int64_t y = static_cast<int64_t>(number) - c.op->pad[0];
     if (y < 0 || y >= c.in_height)
         return zeros;
-    float *to = ring + q.line * static_cast<size_t>(number % kRing);
-    if (held[number % kRing] == number)
+    float *to = ring + q.line * static_cast<size_t>(number % lines_held);
+    if (held[number % lines_held] == number)
         return to;
-    held[number % kRing] = number;
+    held[number % lines_held] = number;
     const size_t channels = static_cast<size_t>(c.group_in), left = channels * static_cast<size_t>(c.op->pad[1]);
     const uint8_t *from = arena + c.input.offset + c.input.image * static_cast<size_t>(n) +
                           c.input.pixel * (1 + static_cast<size_t>(y) * static_cast<size_t>(c.in_width));
@@ -121,10 +126,11 @@ const float *ToomCookLines::line(int number) const {
 
 void ToomCookLines::lines(int y, float *out) const {
     const int floats = kToomCookPoints * q.across * q.width;
-    for (int parity = 0; parity < 2; ++parity) {
-        ToomCookInput down{{}, v + q.line * static_cast<size_t>(parity), 2 * q.line, floats, 1, 0, 0};
+    for (int parity = 0; parity < q.block; ++parity) {
+        const size_t next = q.line * static_cast<size_t>(q.block);
+        ToomCookInput down{{}, v + q.line * static_cast<size_t>(parity), next, floats, 1, 0, 0};
         for (int i = 0; i < kToomCookPoints; ++i)
-            down.in[i] = line(2 * (y + i) + parity);
+            down.in[i] = line(q.block * (y + i) + parity);
         kernels.toom_cook_input(down);
     }
     const TileKernel &kernel = *c.kernel;
@@ -132,7 +138,7 @@ void ToomCookLines::lines(int y, float *out) const {
               tiles = (q.across + rows - 1) / rows; // the widest block has the fewest rows
     Tile tile{};
     tile.steps = q.width;
-    tile.toom_cook = {4 * static_cast<size_t>(q.width), 4 * q.line, 0, 0, c.out_width};
+    tile.toom_cook = {4 * static_cast<size_t>(q.width), 4 * q.line, q.block, 0, 0, c.out_width};
     tile.toom_cook.lines = std::min(kToomCookOutputs, c.out_pixels / c.out_width - y);
     for (const Block &block : c.blocks) {
         tile.panel = c.panel->data + block.panel;

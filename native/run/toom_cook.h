@@ -12,7 +12,10 @@ namespace anyprec {
 // ARITHMETIC.md, section 4.
 bool uses_toom_cook(const Op &op);
 
-// G g G' for blocks of 2x2 pixels: weights (out, kh, kw, in) -> (out, position down, position across, 4 in).
+// Lines and columns of pixels that count as one pixel, which is the stride; the kernel's size tells it.
+int toom_cook_block(const int (&weight_shape)[4]);
+
+// G g G' for blocks of b x b pixels: weights (out, kh, kw, in) -> (out, position down, position across, b b in).
 std::vector<float> toom_cook_weights(const std::vector<float> &weights, const int (&shape)[4]);
 
 // conv must have its kernel, blocks, panel and input.
@@ -27,12 +30,12 @@ class ToomCookLines {
                float *out = nullptr) const; // lines y .. y + 4, y a multiple of 4; `out`: where line y goes, if given
 
   private:
-    static constexpr int kRing = 2 * kToomCookPoints; // input lines that a tile reads
     const ConvStep &c;
     const ToomCookStep &q;
     const Kernels &kernels;
     uint8_t *arena;
     int n;
+    int lines_held; // by the ring: the input lines that a tile reads
     float *zeros, *ring,
         *v;        // lines after the horizontal transform: of zeros, the most recent ones; v: after both transforms
     float *pixels; // one input line, padded with zeros

@@ -174,6 +174,8 @@ WRONG = [
     (attention, "scores", {"signed": True}, "signed"),
     (image, "up", {"output_pad": (2, 0)}, "below stride"),
     (image, "up", {"transposed": False}, "true, or left out"),
+    (image, "up", {"toom_cook": True}, "toom_cook, which needs groups, strides and dilations of 1"),
+    (image, "up", {"toom_cook": False}, "true, or left out"),
 ]
 
 

@@ -8,6 +8,7 @@ from torch import nn
 import anyprec
 from anyprec.errors import AnyprecError, DataError, Diverged, ProfileError, UncalibratedBits
 from anyprec.format.file import read, truncate
+from anyprec.format.record import version_of
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.switching import any_layers
 from anyprec.packing.packing import make_graph, pack
@@ -171,3 +172,32 @@ def test_nan_is_found(model):
 def test_no_example():
     with pytest.raises(DataError):
         make_graph(build("resnet8", multiplier=0.25), example=None)
+
+
+def stem_net(*, inside=8, out=16, stride=1, kernel=3, groups=1):
+    return nn.Sequential(
+        nn.Conv2d(3, inside, 1), nn.ReLU(),
+        nn.Conv2d(inside, out, kernel, stride=stride, padding=1, groups=groups), nn.ReLU(),
+        nn.Conv2d(out, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({}, True), ({"kernel": 4}, True), ({"stride": 2}, False), ({"inside": 4}, False), ({"groups": 2}, False),
+    ({"kernel": 5}, False), ({"inside": 144, "out": 128}, False),
+])  # fmt: skip
+def test_float_convs_of_a_stem_by_toom_cook(options, expected, tmp_path):
+    """Where it is faster; the file then has format 3, and still answers as the module does (pack verifies it)."""
+    torch.manual_seed(0)
+    model = anyprec.convert(stem_net(**options), (2, 8), example=X, keep=("0", "2", "last"))
+    calibrate(model, [X])
+    report = pack(model, tmp_path / "net.apm", example=X)
+    graph = read(tmp_path / "net.apm")
+    assert report.check is not None
+    assert [op.name for op in graph.ops if "toom_cook" in op.attributes] == (["2"] if expected else [])
+    assert version_of(graph) == (3 if expected else 1)
+    x = X.permute(0, 2, 3, 1).contiguous().numpy()
+    engine = anyprec.load(tmp_path / "net.apm", layout="NHWC")
+    for profile in graph.profiles:
+        (answer,) = run_graph(graph, x, profile.name).values()
+        assert np.array_equal(engine(x, bits=profile.name), answer.reshape(len(x), -1))

@@ -51,6 +51,13 @@ TOOM_COOK = {
     "8x7": ([8, 7], [2, 2], [4, 3, 4, 3], [1, 1]),
     "mostly padding": ([5, 5], [2, 2], [9, 41, 30, 40], [1, 1]),
 }
+TOOM_COOK_STRIDE_1 = {  # with the attribute toom_cook
+    "3x3": ([3, 3], [1, 1], [1] * 4, [1, 1]),
+    "3x4": ([3, 4], [1, 1], [0, 2, 1, 0], [1, 1]),
+    "4x3": ([4, 3], [1, 1], [2, 0, 0, 3], [1, 1]),
+    "4x4": ([4, 4], [1, 1], [1, 3, 2, 0], [1, 1]),
+    "3x3, mostly padding": ([3, 3], [1, 1], [9, 41, 30, 40], [1, 1]),
+}
 
 
 def pair_graph(
@@ -113,12 +120,17 @@ def pair_graph(
     return Graph("pairs", (None, None, c), profiles, planes, weights, tuple(ops), tuple(outputs), tables)
 
 
-def float_graph(place: Sequence[Sequence[int]], channels: int, out: int, ending: str = "sums", seed: int = 0) -> Graph:
+def float_graph(
+    place: Sequence[Sequence[int]], channels: int, out: int, ending: str = "sums", seed: int = 0,
+    toom_cook: bool = False,
+) -> Graph:  # fmt: skip
     """A float convolution of the input; ending: "sums", "float" (a table and clips) or "added" (a residual too)."""
     rng = np.random.default_rng(seed)
     kernel, stride, pad, dilation = place
     window = {"kernel": kernel, "stride": stride, "pad": pad, "dilation": dilation}
     conv = {"groups": 1, "signed": False, "affine": ending != "sums", **window}
+    if toom_cook:
+        conv["toom_cook"] = True
     shape = (out, *kernel, channels)
     weights = {"w": Weight(shape, rng.standard_normal(shape).astype(F32))}
     ops, tables, end = [], {}, "conv"

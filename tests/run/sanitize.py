@@ -19,7 +19,7 @@ import numpy as np
 from chain_builder import random_chain
 from engine_check import usable_isas
 from graph_builder import assert_same
-from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
+from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, TOOM_COOK_STRIDE_1, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
 from test_first_layers import FRAMES, POOLS, first_layer, window
 from test_split import LAYERS, extremes, layer, normal_codes
@@ -52,9 +52,9 @@ def graphs(seeds: int) -> Iterator[tuple[str, Graph, np.ndarray | dict[str, np.n
         yield "Toom-Cook, pooled", first_layer(window(*TOOM_COOK["7x7"]), pool), images((1, 123, 130), c=3)[0]
     for frame in FRAMES:
         yield "framed", first_layer(window(*frame), POOLS["overlapping"]), images((2, 17, 21), c=3)[0]
-    for name, place in TOOM_COOK.items():
+    for name, place in (TOOM_COOK | TOOM_COOK_STRIDE_1).items():
         for c, out, ending in ((3, 64, "sums"), (1, 5, "float"), (4, 83, "added")):
-            graph = float_graph(place, c, out, ending)
+            graph = float_graph(place, c, out, ending, toom_cook=name in TOOM_COOK_STRIDE_1)
             for x in images((2, 11, 33), (1, 8, 8), c=c):
                 yield f"Toom-Cook, {name}, {ending}", graph, x
     for c, out, kernel, stride, pad, groups in LAYERS:

@@ -149,7 +149,7 @@ SCHEMAS: dict[str, OpSchema] = {
     "dequantize":        OpSchema("codes",  {},                                                             "2"),
     "conv":              OpSchema("weight", {"weight": NAME, **WINDOW, "dilation": PAIR, "groups": COUNT,
                                              "signed": FLAG, "affine": FLAG},                             "2 x out",
-                                  later={"transposed": TRUE, "output_pad": FROM_0}, image=True),
+                                  later={"transposed": TRUE, "output_pad": FROM_0, "toom_cook": TRUE}, image=True),
     "linear":            OpSchema("weight", {"weight": NAME, "signed": FLAG, "affine": FLAG},               "2 x out"),
     "affine":            OpSchema("float",  {},                                                             "2 x C"),
     "clip":              OpSchema("float",  {},                                                             "2"),

@@ -84,6 +84,11 @@ def conv(op: Record, inputs: Sequence[Shape], weight: Record | None, like: Shape
         places: Sizes = x[:-1]
     else:
         along = transposed_size if transposed(op) else windows
+        if "toom_cook" in op and not fits_toom_cook(op):
+            raise BadGraph(
+                f"{title(op)} has toom_cook, which needs groups, strides and dilations of 1, 3 or 4 kernel lines and "
+                "columns, and no transposition"
+            )
         places = along(op, x.h, 0), along(op, x.w, 1)
     pixels = math.prod(1 if size is None else size for size in places)
     if pixels * kh * kw >= MAX_TAPS:
@@ -91,6 +96,12 @@ def conv(op: Record, inputs: Sequence[Shape], weight: Record | None, like: Shape
             f"{title(op)} reads {kh * kw:,} taps for each of {pixels:,} output pixels; together they must be below 2^29"
         )
     return *places, out
+
+
+def fits_toom_cook(op: Mapping[str, Any]) -> bool:
+    """Whether a conv may have the attribute `toom_cook`: ARITHMETIC.md, section 4."""
+    alone = op["groups"] == 1 and not op.get("transposed")
+    return alone and all(n == 1 for n in (*op["stride"], *op["dilation"])) and all(3 <= k <= 4 for k in op["kernel"])
 
 
 def transposed(op: Record) -> bool:

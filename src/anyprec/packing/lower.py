@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from anyprec.errors import AnyprecError, DataError, ProfileError, UncalibratedBits, UnsupportedOperation
 from anyprec.format.graph import FIXED_BITS, INPUT, Weight, product_fits
+from anyprec.format.shapes import fits_toom_cook
 from anyprec.nn.act_quantizer import ActQuantizer
 from anyprec.nn.layers import ANY_LAYERS, AnyActivation, AnyLayer, AnyLinear, own_method
 from anyprec.nn.observe import InputQuantizer, is_undecided
@@ -322,6 +323,8 @@ class Lowering:
                 self._fixed_weight(values) if step.name in self.first_last else Weight(values.shape, values)
             )
         attributes = {"weight": name, **step.attributes, "signed": signed, "affine": table is not None}
+        if step.kind == "conv" and step.name not in self.first_last and pays_toom_cook(step, values.shape):
+            attributes["toom_cook"] = True
         self.put(step.name, step.kind, [value], table, attributes=attributes)
 
     def _fixed_weight(self, values: np.ndarray) -> Weight:
@@ -483,6 +486,15 @@ def same_weight(step: TraceStep) -> Tensor:
             "(AnyConv2d, AnyLinear), or give it the same weights at every width"
         )
     return weight
+
+
+def pays_toom_cook(step: TraceStep, weight_shape: Sequence[int]) -> bool:
+    """Whether a float conv is faster by Toom-Cook. Its transforms cost as much as products with 5 to 10 channels, and
+    the transformed weights, 5.4 times as many as those of a 3x3, must stay in the caches: 3.2 MB for 128 x 128."""
+    out, _, _, inside = weight_shape
+    height, width, _ = step.shape
+    fits = fits_toom_cook(step.attributes) and min(height, width) >= 4  # a tile
+    return fits and inside >= 8 and out >= 8 and inside * out <= 128 * 128
 
 
 def layer_attributes(layer: AnyLayer, path: str, given: Shape, made: Shape) -> tuple[str, dict[str, Any]]:

@@ -134,7 +134,7 @@ def _conv(run: OracleRun, op: Op) -> np.ndarray:
     if weight_bits == FLOAT:
         assert weight.values is not None, f"{op.name} has no float weight for profile {run.profile.name}"
         assert op.inputs[0] not in run.bits, f"{op.kind} {op.name} reads codes ({op.inputs[0]})"
-        y = ops.conv_float(x, weight.values, groups, **window)
+        y = ops.conv_float(x, weight.values, groups, **window, toom_cook="toom_cook" in at)
     else:
         assert weight.codes is not None and op.inputs[0] in run.bits, f"{op.name}: integer weights, float input"
         a, levels = x.astype(np.int64), 2 ** run.bits[op.inputs[0]] - 1

@@ -177,12 +177,13 @@ def conv_float(
     pad: Sequence[int],
     dilation: Sequence[int],
     output_pad: Sequence[int] | None = None,
+    toom_cook: bool = False,
 ) -> np.ndarray:
     """acc = fma(x, w, acc) in the order of K, or by Toom-Cook: (N, OH, OW, out) float32."""
     out, kh, kw, inside = w.shape
     stem = groups == 1 and set(stride) == {2} and set(dilation) == {1} and min(kh, kw) >= 5 and max(kh, kw) <= 8
-    if stem and output_pad is None:
-        return conv_toom_cook(x, w, pad)
+    if toom_cook or (stem and output_pad is None):
+        return conv_toom_cook(x, w, pad, stride[0])
     (oh, ow), window_list = window_taps(x.shape, (kh, kw), stride, pad, dilation, output_pad=output_pad)
     split = x.reshape(*x.shape[:3], groups, inside, 1).astype(F64)
     w = w.reshape(groups, out // groups, kh, kw, inside).astype(F64)
@@ -207,28 +208,29 @@ TOOM_COOK_INPUT = (
 )
 
 
-def conv_toom_cook(x: np.ndarray, w: np.ndarray, pad: Sequence[int]) -> np.ndarray:
-    """Toom-Cook, 4 x 4 outputs at a time, by 49 products per channel of 2 x 2 pixels: ARITHMETIC.md, section 4."""
+def conv_toom_cook(x: np.ndarray, w: np.ndarray, pad: Sequence[int], b: int) -> np.ndarray:
+    """Toom-Cook, 4 x 4 outputs at a time, by 49 products per channel of a block of b x b pixels, b being the stride:
+    ARITHMETIC.md, section 4."""
     batch, out, inside = x.shape[0], w.shape[0], w.shape[3]
-    (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (2, 2), pad, (1, 1))
+    (oh, ow), _ = window_taps(x.shape, w.shape[1:3], (b, b), pad, (1, 1))
     high, wide = -(-oh // 4), -(-ow // 4)
 
-    def two_by_two(values: np.ndarray, rows: int, columns: int) -> np.ndarray:  # (..., 2 rows, 2 columns, in)
-        split = values.reshape(-1, rows, 2, columns, 2, inside).transpose(0, 1, 3, 2, 4, 5)
-        return split.reshape(-1, rows, columns, 4 * inside)
+    def blocks(values: np.ndarray, rows: int, columns: int) -> np.ndarray:  # (..., b rows, b columns, in)
+        split = values.reshape(-1, rows, b, columns, b, inside).transpose(0, 1, 3, 2, 4, 5)
+        return split.reshape(-1, rows, columns, b * b * inside)
 
-    framed = np.zeros((batch, 8 * high + 6, 8 * wide + 6, inside), F32)
+    framed = np.zeros((batch, b * (4 * high + 3), b * (4 * wide + 3), inside), F32)
     height, width = (max(0, min(x.shape[1 + i], framed.shape[1 + i] - pad[i])) for i in (0, 1))
     framed[:, pad[0] : pad[0] + height, pad[1] : pad[1] + width] = x[:, :height, :width]
-    d = two_by_two(framed, 4 * high + 3, 4 * wide + 3)
-    g = np.zeros((out, 8, 8, inside), F64)
+    d = blocks(framed, 4 * high + 3, 4 * wide + 3)
+    g = np.zeros((out, 4 * b, 4 * b, inside), F64)
     g[:, : w.shape[1], : w.shape[2]] = w
-    g = two_by_two(g, 4, 4)
+    g = blocks(g, 4, 4)
 
-    u = toom_cook_weights(toom_cook_weights(g, 2), 1).astype(F32)  # (out, 7, 7, 4 in)
-    v = toom_cook_input(toom_cook_input(d, 2, wide), 1, high)  # (N, high, 7, wide, 7, 4 in)
+    u = toom_cook_weights(toom_cook_weights(g, 2), 1).astype(F32)  # (out, 7, 7, b b in)
+    v = toom_cook_input(toom_cook_input(d, 2, wide), 1, high)  # (N, high, 7, wide, 7, b b in)
     m = np.zeros((*v.shape[:-1], out), F32)
-    for k in range(4 * inside):
+    for k in range(b * b * inside):
         weights = u[..., k].transpose(1, 2, 0)  # (7, 7, out)
         m = fma(v[..., k, None], weights[None, None, :, None], m)
     y = toom_cook_outputs(toom_cook_outputs(m, 4), 2)  # (N, high, 4, wide, 4, out)
