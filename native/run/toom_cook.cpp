@@ -25,7 +25,9 @@ bool uses_toom_cook(const Op &op) {
     return op.toom_cook || (op.kind == OpKind::conv && op.groups == 1 && !op.transposed && fits(0) && fits(1));
 }
 
-int toom_cook_block(const int (&weight_shape)[4]) { return weight_shape[1] > kToomCookOutputs ? 2 : 1; }
+int toom_cook_block(const int (&weight_shape)[4]) {
+    return weight_shape[1] > kToomCookOutputs ? 2 : 1;
+}
 
 namespace {
 

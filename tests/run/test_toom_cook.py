@@ -80,8 +80,8 @@ def test_nan_and_infinity_stay_in_their_tiles(tmp_path):
 @pytest.mark.parametrize("place", ALL)
 @pytest.mark.parametrize("values", ["random", "standard_normal"])
 def test_near_to_the_exact_sum(place, values):
-    """Errors over all outputs, beside those of a sum in the order of K: 3 times on an image, 5 to 6 without a mean; with
-    stride 1, whose sums are shorter, 4 to 5 times and 7 to 10."""
+    """Errors over all outputs, beside those of a sum in the order of K: 3 times on an image, 5 to 6 without a mean.
+    With stride 1, whose sums are shorter, 4 to 5 times and 7 to 10."""
     rng = np.random.default_rng(2)
     kernel, stride, pad, dilation = ALL[place]
     w = (rng.standard_normal((32, *kernel, 3)) / 10).astype(F32)
