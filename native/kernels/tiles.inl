@@ -154,6 +154,11 @@ inline bool stores_sums_only(const Epilogue &e) {
     return e.out && !(e.scale || e.residual || e.codes || e.clip_first || e.clip_second);
 }
 
+// Whether it stores floats, perhaps scaled and clipped, as most float layers do.
+inline bool stores_floats_only(const Epilogue &e) {
+    return e.out && !(e.residual || e.codes || e.clip_second);
+}
+
 // Float: one fma per product, in the order of K.
 struct Multiply {
     using Vector = F;
@@ -165,14 +170,8 @@ struct Multiply {
     template <int R, int V> struct Totals {
         ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
             const Epilogue &e = t.epilogue;
-            if (stores_sums_only(e) && t.channels == W * V) {
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v)
-                        store(e.out + static_cast<size_t>(r) * e.out_stride + W * v, acc[r][v], W);
-                return;
-            }
+            if (stores_floats_only(e) && t.channels == W * V)
+                return stored(e, acc);
             alignas(64) float sums[R][W * V];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
@@ -180,6 +179,28 @@ struct Multiply {
                 for (int v = 0; v < V; ++v)
                     store(sums[r] + W * v, acc[r][v], W);
             epilogue_tile(t.epilogue, sums[0], W * V, R, t.channels);
+        }
+
+      private:
+        static ANYPREC_INLINE void stored(const Epilogue &e, F (&acc)[R][V]) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                if (e.scale) {
+                    const F scale = load(e.scale + W * v, W), shift = load(e.shift + W * v, W);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        acc[r][v] = fma(acc[r][v], scale, shift);
+                }
+                if (e.clip_first) {
+                    const F low = set1(e.low_first), high = set1(e.high_first);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        acc[r][v] = smaller(larger(acc[r][v], low), high);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    store(e.out + static_cast<size_t>(r) * e.out_stride + W * v, acc[r][v], W);
+            }
         }
     };
 };
