@@ -20,7 +20,9 @@ from anyprec.data import IGNORED
 from anyprec.errors import RecipeError
 from anyprec.nn.layers import normalize_weights_once
 from anyprec.nn.split import SplitNetwork
-from anyprec.nn.switching import set_bits
+from anyprec.nn.switching import any_layers, set_bits
+from anyprec.nn.switching import bits as switched_to
+from anyprec.widths import FLOAT, LayerBits
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -184,6 +186,7 @@ def joint_step(
     width_weights: Mapping[int, float] | None = None,
     teacher: Tensor | None = None,
     count: Tensor | float | None = None,
+    mixed: Mapping[str, LayerBits] | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> dict[int, tuple[Tensor, Tensor]]:
@@ -204,6 +207,8 @@ def joint_step(
     teacher: logits of another network for this batch. The widest width learns from them, too; "soft" has no other
         teacher, and "wider" takes their probabilities into its mean.
     count: what losses of masks are divided by; by default the number of labeled pixels.
+    mixed: bits of layers, by name, for one more pass, which learns as the narrowest width does. It is not among the
+        results, and leaves the running statistics of norms as they are.
     autocast: makes the context that forward passes run in, such as torch.autocast.
     backward: takes each loss instead of its own `backward()`, such as one scaled by a GradScaler.
     """
@@ -216,22 +221,57 @@ def joint_step(
     results: dict[int, tuple[Tensor, Tensor]] = {}
     answers = [] if teacher is None else [teacher.softmax(1)]  # probabilities of all so far, for "wider"
     with normalize_weights_once(model), autocast(), stem_once(model, images) as (z, body):
-        for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
-            set_bits(model, bits)
+
+        def run(taught_by: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
+            """Output, loss, and logits where the loss reads them."""
             output = _run(body, z)
             if isinstance(output, Tensor) and output.dtype in (torch.float16, torch.bfloat16):
                 output = output.float()
             if callable(loss):
-                value = _checked_value(loss(output, labels))
-            else:
-                logits = _checked_logits(output, loss)
-                logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-                value = width_loss(loss, logits, labels, teacher, label_weight, count, label_smoothing)
+                return output, _checked_value(loss(output, labels)), None
+            logits = _checked_logits(output, loss)
+            logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+            return output, width_loss(loss, logits, labels, taught_by, label_weight, count, label_smoothing), logits
+
+        for bits in sorted(widths, reverse=True):  # widest first: narrower widths learn from its output
+            set_bits(model, bits)
+            output, value, logits = run(teacher)
+            if logits is not None and not callable(loss):
                 teacher = next_teacher(loss, logits, teacher, answers)
             weight = (width_weights or {}).get(bits, 1.0)
             backward(value if weight == 1 else weight * value)
             results[bits] = (value.detach(), _right_answers(output, labels))
+        if mixed is not None:
+            with switched_to(model, mixed), kept_statistics(model):
+                _, value, _ = run(teacher)
+                backward(value)
     return results
+
+
+@contextmanager
+def kept_statistics(model: nn.Module) -> Iterator[None]:
+    """Running statistics of batch norms are as before afterwards: each belongs to a uniform width."""
+    before = {
+        buffer: buffer.clone()
+        for norm in model.modules()
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        for buffer in norm.buffers()
+    }
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before.items():
+                buffer.copy_(value)
+
+
+def random_bits(model: nn.Module, widths: Sequence[int], share: float, seed: int, step: int) -> dict[str, int] | None:
+    """Bits of every layer for a step's mixed pass, drawn from the integer widths; None in the other steps."""
+    draw = random.Random(f"{seed}/{step}/mixed")
+    if draw.random() >= share:
+        return None
+    integers = sorted(bits for bits in widths if bits != FLOAT)
+    return {name: draw.choice(integers) for name in any_layers(model)}
 
 
 def choose_widths(widths: Sequence[int], sampling: str, random_widths: int, seed: int, step: int) -> list[int]:

@@ -78,6 +78,7 @@ class Recipe:
     sampling: str = "all"
     sandwich_random: int = 1  # random widths a step beside those that are always there: the lowest and the highest
     # ("sandwich") or the two lowest ("lowest")
+    mixed_bits: float = 0.0  # this share of the steps has one more pass, with random bits for each layer
 
     # Optimization
     epochs: int = 10
@@ -123,7 +124,16 @@ class Recipe:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more")
-        for name in ("label_weight", "momentum", "sign_window", "sign_window_end", "start_lr", "end_lr", "peak_at"):
+        for name in (
+            "label_weight",
+            "mixed_bits",
+            "momentum",
+            "sign_window",
+            "sign_window_end",
+            "start_lr",
+            "end_lr",
+            "peak_at",
+        ):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be between 0 and 1")
         for name in ("label_smoothing", "average"):
@@ -148,6 +158,11 @@ class Recipe:
             object.__setattr__(self, "widths", check_widths(self.widths))
         except AnyprecError as error:
             raise RecipeError(f"widths: {error}") from error
+        if self.mixed_bits and len([bits for bits in self.widths if bits != FLOAT]) < 2:
+            raise RecipeError(
+                f"mixed_bits={self.mixed_bits} draws bits from the integer widths; widths={list(self.widths)} needs at "
+                "least two of them"
+            )
         for key, weight in self.width_weights.items():
             if key not in map(str, (*INTEGER_WIDTHS, FLOAT)):
                 raise RecipeError(f"width_weights names {key!r}, which is not a bit-width; write 1..8 or 32")

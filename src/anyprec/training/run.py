@@ -40,7 +40,7 @@ from anyprec.training.average import WeightAverage
 from anyprec.training.build import build_network, check_task, model_file_of, trained_preprocessing
 from anyprec.training.evaluate import evaluate, to_tensor
 from anyprec.training.half_precision import require_half_precision
-from anyprec.training.joint import choose_widths, joint_step, shares_stem
+from anyprec.training.joint import choose_widths, joint_step, random_bits, shares_stem
 from anyprec.training.optimizers import learning_rate, make_optimizer
 from anyprec.training.processes import Processes, average_gradients
 from anyprec.training.recipe import Recipe
@@ -214,6 +214,7 @@ class TrainingRun:
             label_smoothing=recipe.label_smoothing,
             width_weights={int(k): w for k, w in recipe.width_weights.items()}, count=count,
             teacher=self._taught(images),
+            mixed=random_bits(self.model, recipe.widths, recipe.mixed_bits, recipe.seed, number),
             autocast=self._autocast, backward=scaled,
         )  # fmt: skip
         if recipe.kurtosis:
