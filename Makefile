@@ -70,7 +70,7 @@ slow: $(READY)
 # Optional packages, and the tests that `make test` skips without them: every file that asks for one of them. With a
 # browser (chromium, chromium-driver) and nginx installed, the tests of the server's page and proxy run, too.
 EXTRAS := onnx|onnxruntime|openvino|timm|safetensors|sklearn|kubernetes_validate|selenium
-EXTRAS_TESTS = $(shell grep -rlE 'importorskip\("($(EXTRAS))|has_ray|\.missing|NGINX' tests --include='test_*.py')
+EXTRAS_TESTS = $(shell grep -rlE 'importorskip."($(EXTRAS))|has_ray|\.missing|NGINX' tests --include='test_*.py')
 
 $(VENV)/.extras: pyproject.toml constraints.txt | $(READY) $(VENV)/.networks
 	$(PIP) --no-build-isolation -e '.[train,dev,bench,ray]'
