@@ -1,12 +1,12 @@
 """The float twin that rivals get computes what the file's network computes: every op, and whole networks."""
 
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anyprec.bench.random_networks import mobilenetv2_graph, resnet20_graph, resnet_graph
 from anyprec.bench.rivals import given_network, open_rival
 from anyprec.bench.twin import Twin, graph_to_onnx, twin_profile
 from anyprec.export.onnx_writer import window_means
@@ -15,7 +15,6 @@ from anyprec.run.oracle import run_graph
 
 onnx = pytest.importorskip("onnx", reason="the float twin is an ONNX model; pip install 'anyprec[bench]'")
 reference = pytest.importorskip("onnx.reference")
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 RNG = np.random.default_rng(0)
 WINDOW = {"kernel": [3, 3], "stride": [2, 2], "pad": [1, 1, 1, 1]}
@@ -185,10 +184,9 @@ def test_codes_of_a_conv_need_no_norm():
 
 
 def test_whole_networks():
-    graphs = pytest.importorskip("graphs")
-    compare(graphs.resnet_graph(18, size=32, classes=10, multiplier=0.125, widths=(8, 32)), (32, 32), 1)
-    compare(graphs.resnet20_graph(multiplier=0.5, widths=(2, 32)), (32, 32), 1)
-    compare(graphs.mobilenetv2_graph(widths=(1, 32)), (32, 32), 1)
+    compare(resnet_graph(18, size=32, classes=10, multiplier=0.125, widths=(8, 32)), (32, 32), 1)
+    compare(resnet20_graph(multiplier=0.5, widths=(2, 32)), (32, 32), 1)
+    compare(mobilenetv2_graph(widths=(1, 32)), (32, 32), 1)
 
 
 def test_profile_of_the_twin():

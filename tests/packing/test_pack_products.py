@@ -99,6 +99,7 @@ def test_products_that_do_not_fit(tmp_path):
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
 def test_timm(name, tmp_path):
+    pytest.importorskip("torchvision_operators").declare()
     timm = pytest.importorskip("timm")
     torch.manual_seed(4)
     options = {"depth": 2, "embed_dim": 32, "num_heads": 2} if name.startswith("vit") else {
@@ -115,6 +116,7 @@ def test_timm(name, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 def test_transformers(way, tmp_path):
+    pytest.importorskip("torchvision_operators").declare()  # transformers imports torchvision where it is installed
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)
     config = transformers.BertConfig(
