@@ -323,8 +323,8 @@ class Lowering:
                 self._fixed_weight(values) if step.name in self.first_last else Weight(values.shape, values)
             )
         attributes = {"weight": name, **step.attributes, "signed": signed, "affine": table is not None}
-        if step.kind == "conv" and step.name not in self.first_last and pays_toom_cook(step, values.shape):
-            attributes["toom_cook"] = True
+        if step.kind == "conv" and step.name not in self.first_last and min(step.shape[:2]) >= 4:  # one tile
+            attributes |= {"toom_cook": True} if pays_toom_cook(step.attributes, values.shape) else {}
         self.put(step.name, step.kind, [value], table, attributes=attributes)
 
     def _fixed_weight(self, values: np.ndarray) -> Weight:
@@ -488,13 +488,11 @@ def same_weight(step: TraceStep) -> Tensor:
     return weight
 
 
-def pays_toom_cook(step: TraceStep, weight_shape: Sequence[int]) -> bool:
+def pays_toom_cook(attributes: Mapping[str, Any], weight_shape: Sequence[int]) -> bool:
     """Whether a float conv is faster by Toom-Cook. Its transforms cost as much as products with 5 to 10 channels, and
     the transformed weights, 5.4 times as many as those of a 3x3, must stay in the caches: 3.2 MB for 128 x 128."""
     out, _, _, inside = weight_shape
-    height, width, _ = step.shape
-    fits = fits_toom_cook(step.attributes) and min(height, width) >= 4  # a tile
-    return fits and inside >= 8 and out >= 8 and inside * out <= 128 * 128
+    return fits_toom_cook(attributes) and inside >= 8 and out >= 8 and inside * out <= 128 * 128
 
 
 def layer_attributes(layer: AnyLayer, path: str, given: Shape, made: Shape) -> tuple[str, dict[str, Any]]:
