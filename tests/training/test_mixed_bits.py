@@ -85,5 +85,7 @@ def test_a_run_repeats_and_differs_from_one_without(tmp_path):
 def test_wrong_values_are_refused():
     with pytest.raises(RecipeError, match=r"mixed_bits=1\.5 is not allowed; it must be between 0 and 1"):
         SMALL.override(["mixed_bits=1.5"])
+    with pytest.raises(RecipeError, match="would compile the network anew"):
+        SMALL.override(["mixed_bits=0.5", "compile=true"])
     with pytest.raises(RecipeError, match=r"draws bits from the integer widths; widths=\[8, 32\] needs at least two"):
         SMALL.override(["mixed_bits=0.5", "widths=[8,32]"])

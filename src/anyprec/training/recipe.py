@@ -44,6 +44,10 @@ NOT_NEGATIVE = (
     "limit", "validation", "eval_every", "save_minutes", "warmup_epochs", "weight_decay", "kurtosis", "seed",
 )  # fmt: skip
 
+SHARES = (
+    "label_weight", "mixed_bits", "momentum", "sign_window", "sign_window_end", "start_lr", "end_lr", "peak_at",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -124,16 +128,7 @@ class Recipe:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be 0 or more")
-        for name in (
-            "label_weight",
-            "mixed_bits",
-            "momentum",
-            "sign_window",
-            "sign_window_end",
-            "start_lr",
-            "end_lr",
-            "peak_at",
-        ):
+        for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise RecipeError(f"{name}={getattr(self, name)} is not allowed; it must be between 0 and 1")
         for name in ("label_smoothing", "average"):
@@ -158,6 +153,8 @@ class Recipe:
             object.__setattr__(self, "widths", check_widths(self.widths))
         except AnyprecError as error:
             raise RecipeError(f"widths: {error}") from error
+        if self.mixed_bits and self.compile:
+            raise RecipeError("mixed_bits would compile the network anew for every plan it draws; set compile to false")
         if self.mixed_bits and len([bits for bits in self.widths if bits != FLOAT]) < 2:
             raise RecipeError(
                 f"mixed_bits={self.mixed_bits} draws bits from the integer widths; widths={list(self.widths)} needs at "
