@@ -3,8 +3,8 @@
     python bench/train_vgg.py --data DIR --out runs/vgg --weights resnet56-4bfd9763.th
 
 Float stage, two teachers at 8 bit (that network, and a ResNet-56 from published float weights), joint stage with both,
-model file. Two processes share each step; a step of the list that is done is not repeated, a training goes on where it
-stopped. Without --weights the network is its own teacher.
+model file. Two processes share each step of a training. Trainings and teachers that are done are not repeated, and a
+training goes on where it stopped. Without --weights the network is its own teacher.
 """
 
 from __future__ import annotations

@@ -489,8 +489,9 @@ def same_weight(step: TraceStep) -> Tensor:
 
 
 def pays_toom_cook(attributes: Mapping[str, Any], weight_shape: Sequence[int]) -> bool:
-    """Whether a float conv is faster by Toom-Cook. Its transforms cost as much as products with 5 to 10 channels, and
-    the transformed weights, 5.4 times as many as those of a 3x3, must stay in the caches: 3.2 MB for 128 x 128."""
+    """Whether a float conv is expected to be faster by Toom-Cook. With few channels its transforms cost more than the
+    products it saves, and the transformed weights, 5.4 times as many as those of a 3x3, must stay in the caches: 3.2 MB
+    for 128 x 128."""
     out, _, _, inside = weight_shape
     return fits_toom_cook(attributes) and inside >= 8 and out >= 8 and inside * out <= 128 * 128
 
