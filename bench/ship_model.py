@@ -1,6 +1,7 @@
 """A trained run becomes a model that comes with anyprec: NAME.apm and its card NAME.json in src/anyprec/models.
 
     python bench/ship_model.py RUN --name cifar10-vgg-small --data DIR --summary "..." --core-hours 1.5
+    python bench/ship_model.py --again NAME --data DIR   # its file as `pack` would write it today, same weights
     python bench/ship_model.py --times NAME     # later, on a quiet machine: milliseconds into its card
     python bench/ship_model.py --page           # the tables of docs/models.md, from the cards
 
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import anyprec
 from anyprec.bench.race import BenchSettings, bench
@@ -41,6 +43,8 @@ from anyprec.format import ModelFile, read, write
 from anyprec.models import catalog
 from anyprec.models.catalog import MAX_SHIPPED_BYTES, NAME, ModelCard, ProfileFacts
 from anyprec.nn.switching import widths_of
+from anyprec.packing.packing import plan_packing
+from anyprec.packing.unpack import unpack
 from anyprec.preprocessing import Preprocessing
 from anyprec.progress import Progress
 from anyprec.training.build import initial_record, model_file_of
@@ -49,11 +53,13 @@ from anyprec.training.evaluate import to_tensor
 from anyprec.training.recipe import Recipe
 from anyprec.training.trained_run import checkpoint_of
 from anyprec.widths import INTEGER_WIDTHS
+from anyprec.zoo import build
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
 LEAST_AGREEMENT = 99.9  # percent
 BATCH = 250
+UNPACKED = 2000  # training images that norms are measured on where a network is filled from a file
 QUIET_LOAD = 0.5  # load average above which times are not worth noting
 
 
@@ -82,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", action="append", default=[], help="a further line of the card")
     parser.add_argument("--float", action="store_true", help="keep float weights too: 32 bits, a larger file")
     parser.add_argument("--out", type=Path, default=catalog.FOLDER, help="folder (default: that of the package)")
+    parser.add_argument(
+        "--again", metavar="NAME", help="write this model's file anew, with what pack has learned since"
+    )
     parser.add_argument("--times", metavar="NAME", help="time this model and note it in its card")
     parser.add_argument("--rounds", type=int, default=100, help="of --times (default: 100)")
     parser.add_argument("--size", type=int, help="of --times: side of the images where the network takes any")
@@ -91,11 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.times:
             time_shipped(args)
+        elif args.again:
+            ship_again(args)
         elif args.page:
             write_text(PAGE, paged(PAGE.read_text(encoding="utf-8")))
         else:
             if args.run is None or args.name is None:
-                raise AnyprecError("give a run and --name, or --times NAME, or --page")
+                raise AnyprecError("give a run and --name, or --again NAME, or --times NAME, or --page")
             ship(args)
     except AnyprecError as error:
         print(f"ship_model: error: {error}", file=sys.stderr)
@@ -122,18 +133,55 @@ def ship(args: argparse.Namespace) -> None:
         verb("pack", checkpoint, "--out", packed, *place, "--widths", "1-8,32" if args.float else "1-8")
         check_room(args.out, args.name, packed.stat().st_size)
         data = load_data(recipes[-1]["data"], "test", args.data)
-        tallies = measured(checkpoint, packed, data)
-        print(agreement_table(tallies))
-        worst = min(tally.agreement for tally in tallies.values())
-        if worst < LEAST_AGREEMENT:
-            raise AnyprecError(f"the engine answers as torch on {worst:.3f} % only, {LEAST_AGREEMENT} % are needed")
-        with_accuracy(packed, {bits: round(pixel_accuracy(tally.counts), 4) for bits, tally in tallies.items()})
-        card = card_of(args, packed, tallies, data, recipes)
-        target = args.out / f"{args.name}.apm"
-        with written_whole(target) as file:
-            file.write(packed.read_bytes())
-    write_card(card, args.out)
-    print(f"{target}: {card.bytes:,} bytes, and its card {args.name}.json")
+        tallies = measured(load_model(checkpoint), trained_with(checkpoint), packed, data)
+        put(packed, card_of(args, packed, tallies, data, recipes), args.out)
+
+
+def put(packed: Path, card: ModelCard, folder: Path) -> None:
+    target = folder / f"{card.name}.apm"
+    with written_whole(target) as file:
+        file.write(packed.read_bytes())
+    write_card(card, folder)
+    print(f"{target}: {card.bytes:,} bytes, and its card {card.name}.json")
+
+
+def ship_again(args: argparse.Namespace) -> None:
+    """The weights and tables of the file there is, computed as `pack` says today: FORMAT.md, `toom_cook`.
+
+    The run that made it may be lost. The torch network it is compared with is filled from the file (packing/unpack.py).
+    """
+    source, card = args.out / f"{args.again}.apm", read_card(args.again, args.out)
+    recipe = Recipe.from_dict({**card.training["recipes"][-1], "init": "", "teacher": []})
+    trained_on, data = (load_data(card.data, split, args.data) for split in ("train", "test"))
+    model = build(
+        recipe.net, widths=card.widths, quantizer=recipe.quantizer, scale=recipe.scale,
+        **{"in_channels": card.input[-1], "num_classes": card.classes, **recipe.net_options},
+    )  # fmt: skip
+    graph = read(source)
+    how = graph.preprocessing
+    if how is None or isinstance(trained_on, MaskData):
+        raise AnyprecError(f"{source}: only classifiers whose file says how pictures are prepared are packed again")
+    images = testing_pixels(trained_on, how)(np.arange(min(UNPACKED, len(trained_on))))
+    x = to_tensor(normalizer(how.mean, how.std, images.shape[1:])(images))
+    unpack(model, source, x.split(BATCH))
+    today = plan_packing(
+        model.eval(), example=x[:BATCH], keep_float=False, widths=card.widths, profiles=(), labels=None, image=None,
+        accuracy=None, name=None, first_last="float",
+    ).graph  # fmt: skip
+    faster = {op.name for op in today.ops if op.attributes.get("toom_cook")}
+    ops = tuple(replace(op, attributes={**op.attributes, "toom_cook": True}) if op.name in faster else op
+                for op in graph.ops)  # fmt: skip
+    if ops == graph.ops:
+        raise AnyprecError(f"{source} is as `pack` would write it today")
+    with tempfile.TemporaryDirectory(prefix="anyprec-ship-") as folder:
+        packed = Path(folder) / source.name
+        write(replace(graph, ops=ops), packed)
+        tallies = measured(model, how, packed, data)
+        facts, made_by = facts_of_file(packed, tallies, False)
+        again = replace(
+            card, bytes=packed.stat().st_size, sha256=sha256(packed), profiles=facts, made_by=made_by, timing=None
+        )
+        put(packed, again, args.out)
 
 
 def verb(*argv: object) -> None:
@@ -151,7 +199,7 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
         raise AnyprecError(f"{path} does not say by which recipe it was trained; train it with `anyprec train`")
     before: list[dict[str, Any]] = []
     recipe["teacher"] = [
-        f"model file {file.name}, SHA-256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+        f"model file {file.name}, SHA-256 {sha256(file)}"
         for file in (Path(catalog.find(name)) for name in Recipe.from_dict(recipe).teacher)
     ]
     start = recipe.get("init")
@@ -162,8 +210,7 @@ def recipes_of(path: Path) -> list[dict[str, Any]]:
         if not Path(start).is_file():
             raise AnyprecError(f"{path} began with {start}, which is not here; its recipe belongs into the card")
         if initial_record(start) is None:  # published weights, not a run of ours: named by their content
-            digest = hashlib.sha256(Path(start).read_bytes()).hexdigest()
-            recipe["init"] = f"float weights {Path(start).name}, SHA-256 {digest}"
+            recipe["init"] = f"float weights {Path(start).name}, SHA-256 {sha256(Path(start))}"
         else:
             before = recipes_of(Path(start))
             recipe["init"] = "the stage before"
@@ -179,15 +226,23 @@ def check_room(folder: Path, name: str, size: int) -> None:
         )
 
 
-def measured(checkpoint: Path, packed: Path, data: Data) -> dict[int, Tally]:
-    """Every test image at every width, by the engine and by torch, in one pass."""
-    model, ours = load_model(checkpoint).eval(), anyprec.load(packed)
+def trained_with(checkpoint: Path) -> Preprocessing | None:
+    return preprocessing_in(load_record(checkpoint), checkpoint)
+
+
+def measured(model: nn.Module, how: Preprocessing | None, packed: Path, data: Data) -> dict[int, Tally]:
+    """Every test image at every width, by the engine and by torch, in one pass; the accuracies go into the file.
+
+    how: images became the network's input so in training; None, of an older run: as its data set says.
+    """
+    model.eval()
+    ours = anyprec.load(packed)
     assert set(ours.widths) <= set(widths_of(model))
     classes = data.num_classes
     tallies = {bits: Tally(np.zeros((classes, classes), np.int64)) for bits in ours.widths}
-    how = preprocessing_in(load_record(checkpoint), checkpoint) or ours.preprocessing  # of an older run: its data set's
+    how = how or ours.preprocessing
     if how is None:
-        raise AnyprecError(f"{checkpoint} does not say how its training prepared images, and neither does its data set")
+        raise AnyprecError(f"{packed.stem}: neither its run nor its data set says how training prepared images")
     with Progress("test", total=len(data), unit="img") as bar, torch.no_grad():
         for pixels, labels in batches_of(data, how):
             normalize = normalizer(how.mean, how.std, pixels.shape[1:])
@@ -201,6 +256,11 @@ def measured(checkpoint: Path, packed: Path, data: Data) -> dict[int, Tally]:
                 tally.same += int((answers == theirs).sum())
                 tally.answers += answers.size
             bar.update(len(labels))
+    print(agreement_table(tallies))
+    worst = min(tally.agreement for tally in tallies.values())
+    if worst < LEAST_AGREEMENT:
+        raise AnyprecError(f"the engine answers as torch on {worst:.3f} % only, {LEAST_AGREEMENT} % are needed")
+    with_accuracy(packed, {bits: round(pixel_accuracy(tally.counts), 4) for bits, tally in tallies.items()})
     return tallies
 
 
@@ -239,18 +299,8 @@ def card_of(
 ) -> ModelCard:
     with ModelFile(path) as file:
         graph = file.graph_json
-        bytes_of = {profile.name: file.bytes_for_profile(profile) for profile in file.profiles}
-        accuracy = {profile.name: profile.accuracy for profile in file.profiles}
     segments = isinstance(data, MaskData)
-    profiles = {
-        str(bits): ProfileFacts(
-            accuracy=float(accuracy[str(bits)] or 0.0),
-            bytes=bytes_of[str(bits)],
-            agreement=round(tally.agreement, 3),
-            miou=round(mean_iou(tally.counts), 4) if segments else None,
-        )
-        for bits, tally in tallies.items()
-    }
+    profiles, made_by = facts_of_file(path, tallies, segments)
     return ModelCard(
         name=args.name,
         summary=args.summary or f"{recipes[-1]['net']} trained on {recipes[-1]['data']}",
@@ -263,7 +313,7 @@ def card_of(
         test_images=len(data),
         license=args.license,
         bytes=path.stat().st_size,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=sha256(path),
         profiles=profiles,
         training={
             "recipes": recipes,
@@ -271,9 +321,31 @@ def card_of(
             "commit": args.commit or head_commit(),
             "core_hours": args.core_hours,
         },
-        made_by=graph["made_by"],
+        made_by=made_by,
         notes=tuple(args.note),
     )
+
+
+def facts_of_file(path: Path, tallies: dict[int, Tally], segments: bool) -> tuple[dict[str, ProfileFacts], str]:
+    """Of every width, and what has written the file."""
+    with ModelFile(path) as file:
+        bytes_of = {profile.name: file.bytes_for_profile(profile) for profile in file.profiles}
+        accuracy = {profile.name: profile.accuracy for profile in file.profiles}
+        made_by = str(file.graph_json["made_by"])
+    facts = {
+        str(bits): ProfileFacts(
+            accuracy=float(accuracy[str(bits)] or 0.0),
+            bytes=bytes_of[str(bits)],
+            agreement=round(tally.agreement, 3),
+            miou=round(mean_iou(tally.counts), 4) if segments else None,
+        )
+        for bits, tally in tallies.items()
+    }
+    return facts, made_by
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def head_commit() -> str:
@@ -287,6 +359,13 @@ def write_card(card: ModelCard, folder: Path) -> None:
     write_text(folder / f"{card.name}.json", json.dumps(card.to_dict(), indent=2) + "\n")
 
 
+def read_card(name: str, folder: Path) -> ModelCard:
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise AnyprecError(f"there is no card {path}")
+    return ModelCard.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
 # --- Times ---
 
 
@@ -297,7 +376,7 @@ def time_shipped(args: argparse.Namespace) -> None:
         raise AnyprecError(
             f"the machine is busy (load {load:.1f}), times would be too long; wait until it is quiet, or give --busy"
         )
-    card = ModelCard.from_dict(json.loads((args.out / f"{args.times}.json").read_text(encoding="utf-8")))
+    card = read_card(args.times, args.out)
     with Progress("times", total=args.rounds, unit="round") as bar:
         wish = BenchSettings(model=str(args.out / f"{args.times}.apm"), rivals=(), rounds=args.rounds, size=args.size)
         done = bench(wish, bar.update)

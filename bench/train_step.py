@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from anyprec.nn.calibrate import calibrate
 from anyprec.nn.layers import use_winograd
+from anyprec.nn.winograd import has_bf16
 from anyprec.run.cpu import cpu_name
 from anyprec.training.half_precision import VARIABLE, probe
 from anyprec.training.joint import choose_widths, joint_step
@@ -195,6 +196,13 @@ def contestants(args: argparse.Namespace) -> dict[str, tuple[nn.Module, Callable
             fewer,
             lambda: ours_step(fewer, fewer_x, y, choose_widths(WIDTHS, "lowest", 1, 0, next(steps))),
         )
+    if has_bf16():
+        pairs, (pairs_x, _) = make(args.net, True), images(args.batch, True)
+        use_winograd(pairs, "bf16")
+        found["ours, winograd, lowest, bf16 gradients"] = (
+            pairs,
+            lambda: ours_step(pairs, pairs_x, y, choose_widths(WIDTHS, "lowest", 1, 0, next(steps))),
+        )
     if wanted("ours, bf16") and not probe("bf16", os.environ.get(VARIABLE, "")):  # it works
         half, (half_x, _) = make(args.net, True), images(args.batch, True)
         found["ours, bf16"] = (half, lambda: ours_step(half, half_x, y, WIDTHS, autocast=bf16))
@@ -283,7 +291,7 @@ def main() -> None:
     print(f"{args.net}, batch {args.batch}, {args.threads} thread(s), {result['cpu']}, torch {torch.__version__}")
     for name in times:
         peak = f"{memory[name]:8.0f} MiB" if name in memory else ""
-        print(f"{name:22} {result['median_ms'][name]:9.1f} ms   {ratio[name]:5.2f} x {peak}")
+        print(f"{name:38} {result['median_ms'][name]:9.1f} ms   {ratio[name]:5.2f} x {peak}")
     print(f"largest relative difference of a gradient (float64): {difference:.1e}")
     if "ours, bf16" in times:
         apart = "  ".join(f"{k}: {100 * d:.2f} %" for k, d in result["bf16_loss_difference"].items())

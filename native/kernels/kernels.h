@@ -337,6 +337,15 @@ struct WinogradFloats {
     Transform output, kernel_gradient; // 6 x 6 to 4 x 4 and 3 x 3
 };
 
+// Products of bfloat16 pairs with sums in float32, for the gradients of training (kernels_bf16.cpp). A pair takes the
+// place of a float; an odd number of terms is filled up with 0.
+struct PairKernels {
+    int matmul_width;
+    void (*matmul)(const MatmulTile &);                                 // `terms` counts pairs
+    void (*pair_neighbors)(const float *x, size_t count, float *pairs); // x[0] and x[1], x[2] and x[3], ...
+    void (*pair_rows)(const float *even, const float *odd, size_t count, float *pairs); // even[0] and odd[0], ...
+};
+
 // One position of a recurrent layer: gate sums x of the input and u of the state h, both [gates][hidden].
 struct RecurrentCell {
     const float *x, *u;
@@ -416,6 +425,7 @@ const Kernels *kernels_avxvnni(); // kernel_tables.cpp: kernels_avx2 with intege
 const Kernels *kernels_avx512();
 const Kernels *kernels_amx(); // kernel_tables.cpp: kernels_avx512 with integer_amx
 extern const IntegerKernels integer_avxvnni, integer_amx;
+extern const PairKernels pairs_bf16; // for CPUs with avx512_bf16; only if ANYPREC_BF16 is defined
 bool amx_multiplies(); // whether a small product by AMX is right; an illegal instruction where there is none
 const Kernels *kernels_neon();
 const Kernels *kernels_dotprod();

@@ -188,6 +188,11 @@ static anyprec::WinogradSizes winograd_sizes(const X &x, const Y &y, const K &ke
     return {size(x.shape(0)), size(x.shape(1)), size(x.shape(2)), size(x.shape(3)), size(y.shape(3))};
 }
 
+static void require_bf16(bool bf16) {
+    if (bf16 && !anyprec::winograd_has_bf16())
+        throw nb::value_error("this CPU, or the instruction set in use, does not multiply bfloat16 (avx512_bf16)");
+}
+
 NB_MODULE(_native, m) {
     nb::register_exception_translator(raise_ours);
     nb::set_leak_warnings(false); // at exit, a daemon thread inside a call still has its model: no fault, and no news
@@ -254,20 +259,23 @@ NB_MODULE(_native, m) {
 
     m.def(
         "winograd_convolve",
-        [](const Floats4 &x, const Floats4 &kernel, const WritableFloats4 &y, int threads) {
+        [](const Floats4 &x, const Floats4 &kernel, const WritableFloats4 &y, int threads, bool bf16) {
             const anyprec::WinogradSizes sizes = winograd_sizes(x, y, kernel, threads);
+            require_bf16(bf16);
             const WithoutGil others;
-            anyprec::winograd_convolve(x.data(), kernel.data(), y.data(), sizes, threads);
+            anyprec::winograd_convolve(x.data(), kernel.data(), y.data(), sizes, threads, bf16);
         },
-        nb::arg("x"), nb::arg("kernel"), nb::arg("y").noconvert(), nb::arg("threads"));
+        nb::arg("x"), nb::arg("kernel"), nb::arg("y").noconvert(), nb::arg("threads"), nb::arg("bf16") = false);
     m.def(
         "winograd_kernel_gradient",
-        [](const Floats4 &x, const Floats4 &grad, const WritableFloats4 &gradient, int threads) {
+        [](const Floats4 &x, const Floats4 &grad, const WritableFloats4 &gradient, int threads, bool bf16) {
             const anyprec::WinogradSizes sizes = winograd_sizes(x, grad, gradient, threads);
+            require_bf16(bf16);
             const WithoutGil others;
-            anyprec::winograd_kernel_gradient(x.data(), grad.data(), gradient.data(), sizes, threads);
+            anyprec::winograd_kernel_gradient(x.data(), grad.data(), gradient.data(), sizes, threads, bf16);
         },
-        nb::arg("x"), nb::arg("grad"), nb::arg("gradient").noconvert(), nb::arg("threads"));
+        nb::arg("x"), nb::arg("grad"), nb::arg("gradient").noconvert(), nb::arg("threads"), nb::arg("bf16") = false);
+    m.def("winograd_has_bf16", &anyprec::winograd_has_bf16);
 
     nb::class_<Model>(m, "Model")
         .def_static(

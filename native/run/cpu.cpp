@@ -161,6 +161,7 @@ Features decode_cpuid(const CpuidWords &words) {
     add(zmm && bit(words.leaf7_ecx, 1), "avx512vbmi");
     add(zmm && bit(words.leaf7_ecx, 11), "avx512_vnni");
     add(zmm && bit(words.leaf7_ecx, 14), "avx512_vpopcntdq");
+    add(zmm && bit(words.leaf7_1_eax, 5), "avx512_bf16");
     add(tiles, "amx_tile");
     add(tiles && bit(words.leaf7_edx, 25), "amx_int8");
     return features;

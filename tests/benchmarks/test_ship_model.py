@@ -14,7 +14,8 @@ import torch
 
 import anyprec
 from anyprec.data import load_data
-from anyprec.format import ModelFile
+from anyprec.format import ModelFile, read
+from anyprec.format.shapes import fits_toom_cook
 from anyprec.models import catalog
 from anyprec.reproduce import synthetic
 from anyprec.run.accuracy import measure
@@ -114,6 +115,23 @@ def test_times_come_later(shipped, monkeypatch, capsys):
     after = catalog.card("digits-tiny")
     assert all(facts.ms > 0 for facts in after.profiles.values()) and after.timing["busy"] is True
     assert {**after.to_dict(), "timing": 0, "profiles": 0} == {**before.to_dict(), "timing": 0, "profiles": 0}
+
+
+@pytest.mark.thorough
+def test_a_file_is_packed_again_with_what_pack_has_learned_since(shipped, monkeypatch, capsys):
+    before, graph = catalog.card("digits-tiny"), read(shipped / "digits-tiny.apm")
+    command = ["--again", "digits-tiny", "--out", str(shipped)]
+    assert ship_model.main(command) == 1
+    assert "is as `pack` would write it today" in capsys.readouterr().err
+    monkeypatch.setattr("anyprec.packing.lower.pays_toom_cook", lambda op, shape: fits_toom_cook(op))
+    assert ship_model.main(command) == 0
+    after, again = catalog.card("digits-tiny"), read(shipped / "digits-tiny.apm")
+    assert [op.name for op in again.ops if "toom_cook" in op.attributes] == ["conv0"]
+    assert all(np.array_equal(again.tables[name], table) for name, table in graph.tables.items())
+    assert after.training == before.training and after.timing is None and after.sha256 != before.sha256
+    assert all(facts.agreement >= 99.9 for facts in after.profiles.values())
+    assert ship_model.main(["--again", "nothing", "--out", str(shipped)]) == 1
+    assert "there is no card" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

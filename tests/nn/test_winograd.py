@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from anyprec import _native
+from anyprec.errors import AnyprecError
 from anyprec.nn import winograd
 from anyprec.nn.layers import AnyConv2d, use_winograd
 from anyprec.nn.switching import set_bits
@@ -109,6 +110,95 @@ print(_native.isa())
     if "UnsupportedIsa" in ran.stderr:
         pytest.skip(f"this CPU has no {isa}")
     assert ran.stdout.strip() == isa, ran.stderr
+
+
+# --- Gradients by products of bfloat16 ---
+
+B = torch.tensor([
+    [4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
+    [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1],
+])  # fmt: skip
+A = torch.tensor([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+G = torch.tensor([
+    [1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
+    [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1],
+])  # fmt: skip
+
+
+def rounded(t):
+    """To the nearest bfloat16, from what float32 has: the engine rounds there."""
+    return t.float().bfloat16().double()
+
+
+def both_axes(t, x):
+    return t.double() @ x @ t.double().T
+
+
+def tiles(x, size, border):
+    """(N, C, H, W) -> (N, C, tiles down, tiles across, size, size), four pixels from one to the next."""
+    h, w = x.shape[2:]
+    x = F.pad(x, (border, -w % 4 + border, border, -h % 4 + border))
+    return x.unfold(2, size, 4).unfold(3, size, 4)
+
+
+def reference(x, weight, grad):
+    """Lavin and Gray's equations in float64, with both factors of every product rounded."""
+    turned = rounded(both_axes(G, weight.double().flip(2, 3)))  # (K, C, 6, 6)
+    m = torch.einsum("nkxyij,kcij->ncxyij", rounded(both_axes(B, tiles(grad.double(), 6, 1))), turned)
+    y = both_axes(A, m).permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)[..., : x.shape[2], : x.shape[3]]
+    d = rounded(both_axes(A.T, tiles(grad.double(), 4, 0)))
+    v = rounded(both_axes(B, tiles(x.double(), 6, 1)))
+    return y, both_axes(G.T, torch.einsum("ncxyij,nkxyij->kcij", v, d))
+
+
+@pytest.mark.skipif(not winograd.has_bf16(), reason="this CPU does not multiply bfloat16")
+@pytest.mark.parametrize(
+    "n, c, k, h, w",
+    [(2, 64, 64, 8, 8), (3, 5, 7, 1, 1), (1, 1, 1, 4, 9), (2, 33, 17, 15, 7), (150, 3, 130, 3, 4), (2, 130, 65, 9, 9)],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bf16_gradients(n, c, k, h, w, threads):
+    draw = torch.Generator().manual_seed(n)
+    x = torch.rand(n, c, h, w, generator=draw).requires_grad_()
+    weight = torch.randn(k, c, 3, 3, generator=draw).requires_grad_()
+    grad = torch.randn(n, k, h, w, generator=draw)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = winograd.convolve(x, weight, None, bf16=True)
+        found = torch.autograd.grad(y, (x, weight), grad)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(y, winograd.convolve(x, weight, None))  # forward as ever
+    exact = torch.autograd.grad(F.conv2d(x.double(), weight.double(), padding=1), (x, weight), grad.double())
+    for ours, expected, right in zip(found, reference(x.detach(), weight.detach(), grad), exact, strict=True):
+        # A transform whose float32 sum is rounded otherwise may end at the other bfloat16: few do, by 2^-8 of one term.
+        assert (ours - expected).norm() <= 2e-3 * expected.norm()
+        assert 1e-4 * right.norm() < (ours - right).norm() < 0.05 * right.norm()
+
+
+def test_bf16_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(winograd, "has_bf16", lambda: False)
+    with pytest.raises(AnyprecError, match="gradients='bf16' needs a CPU that multiplies bfloat16"):
+        use_winograd(AnyConv2d(64, 64, 3, padding=1), "bf16")
+
+
+def test_bf16_is_not_used_below_avx512():
+    """Held to AVX2, the engine must not run AVX-512 instructions."""
+    code = """
+import numpy as np
+from anyprec import _native
+print(_native.winograd_has_bf16())
+try:
+    _native.winograd_convolve(np.zeros((1, 4, 4, 2), np.float32), np.zeros((3, 3, 2, 2), np.float32),
+                              np.zeros((1, 4, 4, 2), np.float32), 1, True)
+except ValueError as error:
+    print(error)
+"""
+    environment = {**os.environ, "ANYPREC_ISA": "scalar"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    first, second = ran.stdout.splitlines()
+    assert first == "False" and "does not multiply bfloat16" in second
 
 
 @pytest.mark.parametrize("x_grad, w_grad", [(True, False), (False, True)])

@@ -1,11 +1,14 @@
 """unpack: a packed network comes back with the same codes and answers, or is refused with one line."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from sampling import sampled
 
 from anyprec.errors import CheckpointError
+from anyprec.format.file import read, write
 from anyprec.format.model_file import ModelFile
 from anyprec.nn.quantizers import Lsq
 from anyprec.nn.switching import any_layers, bits, switch_norms
@@ -70,6 +73,18 @@ def test_the_network_is_that_of_the_file(packed, net, quantizer):
     for name, layer in any_layers(again).items():
         for k in (1, 2, 4, 8):
             assert torch.equal(layer.codes(k), any_layers(model)[name].codes(k))
+
+
+@pytest.mark.thorough
+def test_a_file_from_before_toom_cook(packed, tmp_path):
+    """How a float convolution is computed is no property of the network."""
+    graph = read(packed()[1])
+    ops = tuple(
+        replace(op, attributes={k: v for k, v in op.attributes.items() if k != "toom_cook"}) for op in graph.ops
+    )
+    assert ops != graph.ops
+    write(replace(graph, ops=ops), tmp_path / "old.apm")
+    assert unpack(made("vgg-speed", 2), tmp_path / "old.apm", batches()).widths == (1, 2, 4, 8)
 
 
 @pytest.mark.thorough

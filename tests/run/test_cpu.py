@@ -23,7 +23,7 @@ FMA, AVX = 1 << 12, 1 << 28  # leaf 1, ecx
 HAS_AVX2, F, DQ, BW, VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31  # leaf 7, ebx
 VBMI, VNNI, VPOPCNTDQ = 1 << 1, 1 << 11, 1 << 14  # leaf 7, ecx
 TILE, TILE_INT8 = 1 << 24, 1 << 25  # leaf 7, edx
-AVX_VNNI = 1 << 4  # leaf 7.1, eax
+AVX_VNNI, AVX512_BF16 = 1 << 4, 1 << 5  # leaf 7.1, eax
 SAVES_YMM, SAVES_ZMM, SAVES_TILES = 0x7, 0xE7, 0x600E7
 ASIMD, ASIMDDP, I8MM = 1 << 1, 1 << 20, 1 << 13  # Linux on ARM: hwcap, hwcap, hwcap2
 
@@ -31,7 +31,7 @@ ASIMD, ASIMDDP, I8MM = 1 << 1, 1 << 20, 1 << 13  # Linux on ARM: hwcap, hwcap, h
 def server(xcr0: int) -> list[str]:
     """A CPU with everything, under an operating system that saves the registers in xcr0."""
     ebx = HAS_AVX2 | F | DQ | BW | VL
-    return _native.decode_cpuid(FMA | AVX, ebx, VBMI | VNNI | VPOPCNTDQ, TILE | TILE_INT8, AVX_VNNI, xcr0)
+    return _native.decode_cpuid(FMA | AVX, ebx, VBMI | VNNI | VPOPCNTDQ, TILE | TILE_INT8, AVX_VNNI | AVX512_BF16, xcr0)
 
 
 def test_this_cpu_has_a_name():
@@ -94,7 +94,7 @@ def test_levels_are_ordered():
 
 
 def test_everything_is_found_on_a_cpu_that_has_everything():
-    assert set(server(SAVES_TILES)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq", "amx_tile", "amx_int8"}
+    assert set(server(SAVES_TILES)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq", "avx512_bf16", "amx_tile", "amx_int8"}
 
 
 def test_no_wide_registers_unless_the_operating_system_saves_them():
@@ -103,7 +103,7 @@ def test_no_wide_registers_unless_the_operating_system_saves_them():
     assert set(server(SAVES_YMM)) == {*AVX2, "avx_vnni"}
     assert set(server(SAVES_ZMM & ~0x20)) == {*AVX2, "avx_vnni"}  # mask registers not saved
     for half in (0x20000, 0x40000):  # configuration of tiles or their data only
-        assert set(server(SAVES_ZMM | half)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq"}
+        assert set(server(SAVES_ZMM | half)) == {*AVX512, "avx_vnni", "avx512_vpopcntdq", "avx512_bf16"}
 
 
 def test_features_are_told_apart():
@@ -115,6 +115,9 @@ def test_features_are_told_apart():
     assert set(knights_landing) == {*AVX2, "avx512f"}
     sandy_bridge = _native.decode_cpuid(AVX, 0, 0, 0, 0, SAVES_YMM)
     assert sandy_bridge == []
+    zen4 = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, AVX512_BF16, SAVES_ZMM)
+    assert set(zen4) == {*AVX2, "avx512f", "avx512_bf16"}
+    assert _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, AVX512_BF16, SAVES_YMM) == AVX2
     bfloat_only = _native.decode_cpuid(FMA | AVX, HAS_AVX2, 0, TILE, 0, SAVES_TILES)
     assert set(bfloat_only) == {*AVX2, "amx_tile"}
 

@@ -47,6 +47,8 @@ def test_override():
         (["average=1"], "average=1.0 is not allowed; it must be 0 or more and below 1"),
         (["validation=-1"], "validation=-1 is not allowed; it must be 0 or more"),
         (["norm_lr=0"], "norm_lr=0.0 is not allowed; it must be above 0"),
+        (["gradients=bf16"], "gradients='bf16' is for Winograd convolutions; set winograd to true"),
+        (["gradients=fp8", "winograd=true"], "gradients='fp8' is not allowed; choose one of float32, bf16"),
         (["nesterov=true"], "nesterov=true needs optimizer='sgd' and a momentum above 0"),
         (["nesterov=true", "optimizer=sgd", "momentum=0"], "nesterov=true needs optimizer='sgd'"),
         (["schedule=circle"], "choose one of steps, cosine, poly, constant, triangle, one-cycle"),

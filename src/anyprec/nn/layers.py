@@ -116,14 +116,14 @@ class AnyConv1d(AnyLayer, nn.Conv1d):
 
 
 class AnyConv2d(AnyLayer, nn.Conv2d):
-    winograd = False  # set by `use_winograd`
+    winograd = bf16_gradients = False  # set by `use_winograd`
 
     def at_bits(self, x: Tensor) -> Tensor:
         x, weight, bias = self.quantized_input(x), self.quantized_weight(), self.quantized_bias()
         if skips_pixels(self):
             return convolve_picked(self, x, weight, bias)
         if self.winograd and self.training and x.dim() == 4 and x.dtype == weight.dtype == torch.float32:
-            return winograd.convolve(x, weight, bias)
+            return winograd.convolve(x, weight, bias, self.bf16_gradients)
         y: Tensor = self._conv_forward(x, weight, bias)
         return y
 
@@ -131,19 +131,27 @@ class AnyConv2d(AnyLayer, nn.Conv2d):
 class StemConv2d(nn.Conv2d):
     """A float convolution of a stem: nn.Conv2d, but its training can go by Winograd."""
 
-    winograd = False  # set by `use_winograd`
+    winograd = bf16_gradients = False  # set by `use_winograd`
 
     def forward(self, x: Tensor) -> Tensor:
         if self.winograd and self.training and x.dim() == 4 and x.dtype == self.weight.dtype == torch.float32:
-            return winograd.convolve(x, self.weight, self.bias)
+            return winograd.convolve(x, self.weight, self.bias, self.bf16_gradients)
         return super().forward(x)
 
 
-def use_winograd(model: nn.Module) -> int:
-    """Training computes the 3 x 3 convolutions for which it pays by Winograd; the number of them."""
+def use_winograd(model: nn.Module, gradients: str = "float32") -> int:
+    """Training computes the 3 x 3 convolutions for which it pays by Winograd; the number of them.
+
+    gradients: "bf16" rounds the factors of the backward products to bfloat16.
+    """
+    if gradients == "bf16" and not winograd.has_bf16():
+        raise AnyprecError(
+            "gradients='bf16' needs a CPU that multiplies bfloat16 (avx512_bf16: AMD from Zen 4 on, Intel servers from "
+            "Sapphire Rapids on), and this one does not; set it to 'float32'"
+        )
     found = [layer for layer in model.modules() if isinstance(layer, (AnyConv2d, StemConv2d)) and winograd.fits(layer)]
     for layer in found:
-        layer.winograd = True
+        layer.winograd, layer.bf16_gradients = True, gradients == "bf16"
     return len(found)
 
 

@@ -3,7 +3,8 @@
 A tile of 4 x 4 outputs takes 36 products a pair of channels instead of 144. Torch has no such convolution for training
 on CPUs; ours is in the engine (native/run/winograd_training.cpp). `bench/train_step.py --net vgg-speed` times a step
 with and without it. In float32: the sums differ from torch's by rounding. Used by AnyConv2d in training mode, after
-`use_winograd` (recipes: `winograd = true`).
+`use_winograd` (recipes: `winograd = true`). With `bf16`, both factors of the backward products are rounded to bfloat16
+(recipes: `gradients = "bf16"`), on CPUs that multiply it: `_native.winograd_has_bf16`.
 
 Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; points 0, 1, -1, 2, -2.
 """
@@ -34,11 +35,16 @@ def fits(conv: nn.Conv2d) -> bool:
     )
 
 
-def convolved(x: Tensor, kernel: Tensor) -> Tensor:
+def has_bf16() -> bool:
+    """Whether the backward products may be of bfloat16: the CPU multiplies it, and ANYPREC_ISA allows it."""
+    return bool(_native.winograd_has_bf16())
+
+
+def convolved(x: Tensor, kernel: Tensor, bf16: bool = False) -> Tensor:
     """x (N, C, H, W) and kernel (3, 3, C, K) -> (N, K, H, W) in channels_last."""
     n, _, h, w = x.shape
     y = x.new_empty(n, h, w, kernel.shape[3])
-    _native.winograd_convolve(_lines(x), kernel.contiguous().numpy(), y.numpy(), torch.get_num_threads())
+    _native.winograd_convolve(_lines(x), kernel.contiguous().numpy(), y.numpy(), torch.get_num_threads(), bf16)
     return y.permute(0, 3, 1, 2)
 
 
@@ -51,26 +57,27 @@ class Winograd(torch.autograd.Function):
     """x (N, C, H, W) and weight (K, C, 3, 3), float32, padding 1 -> (N, K, H, W) in channels_last."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bf16: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.bf16 = bf16
         return convolved(x, weight.permute(2, 3, 1, 0))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        wants_x, wants_weight = ctx.needs_input_grad
+        wants_x, wants_weight, _ = ctx.needs_input_grad
         grad_x = grad_weight = None
         if wants_x:  # the convolution of grad with the kernels turned by 180 degrees
-            grad_x = convolved(grad, weight.flip(2, 3).permute(2, 3, 0, 1))
+            grad_x = convolved(grad, weight.flip(2, 3).permute(2, 3, 0, 1), ctx.bf16)
         if wants_weight:
             made = weight.new_empty(3, 3, weight.shape[1], weight.shape[0])
-            _native.winograd_kernel_gradient(_lines(x), _lines(grad), made.numpy(), torch.get_num_threads())
+            _native.winograd_kernel_gradient(_lines(x), _lines(grad), made.numpy(), torch.get_num_threads(), ctx.bf16)
             grad_weight = made.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
-        return grad_x, grad_weight
+        return grad_x, grad_weight, None
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y: Tensor = Winograd.apply(x, weight)  # type: ignore[no-untyped-call]
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, bf16: bool = False) -> Tensor:
+    y: Tensor = Winograd.apply(x, weight, bf16)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias.view(1, -1, 1, 1)

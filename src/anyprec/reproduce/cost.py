@@ -70,7 +70,7 @@ class StepTimes:
 def group(training: Training) -> str:
     """Trainings of one group differ in widths and loss alone, and share a rate."""
     recipe = training.recipe
-    how = [recipe.winograd] if recipe.winograd else []
+    how = [recipe.winograd, recipe.gradients] if recipe.winograd else []
     return json.dumps(
         [recipe.net, recipe.net_options, recipe.quantizer, recipe.data, recipe.augment, *how], sort_keys=True
     )
@@ -117,7 +117,7 @@ def step_seconds(recipe: Recipe, widths: Sequence[int], batch: int, repeat: int)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = images.contiguous(memory_format=torch.channels_last)
     if recipe.winograd and device.type == "cpu":
-        use_winograd(model)
+        use_winograd(model, recipe.gradients)
     optimizer = make_optimizer(model, recipe)
     best = float("inf")
     clock = time.perf_counter if device.type == "cuda" else time.process_time

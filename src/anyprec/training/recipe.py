@@ -36,6 +36,7 @@ CHOICES = {
     "schedule": ("steps", "cosine", "poly", "constant", "triangle", "one-cycle"),
     "amp": ("off", "bf16", "fp16"),
     "normalization": ("dataset", "imagenet"),
+    "gradients": ("float32", "bf16"),
 }
 TABLES = ("net_options", "width_weights")
 POSITIVE = ("epochs", "batch_size", "lr", "sandwich_random", "eval_batch_size", "scale_lr", "norm_lr", "power")
@@ -110,6 +111,7 @@ class Recipe:
     amp: str = "off"
     compile: bool = False
     winograd: bool = False  # 3x3 convolutions of 16 channels and more in fewer products: the sums differ by rounding
+    gradients: str = "float32"  # "bf16": Winograd's backward products of bfloat16, where the CPU multiplies it
     channels_last: bool = True
     sync_norm: bool = True  # batch statistics over all processes: the result does not depend on their number
     eval_batch_size: int = 500
@@ -138,6 +140,8 @@ class Recipe:
             raise RecipeError(
                 "winograd=true computes in float32, layer by layer; set amp to 'off' and compile to false"
             )
+        if self.gradients == "bf16" and not self.winograd:
+            raise RecipeError("gradients='bf16' is for Winograd convolutions; set winograd to true")
         if self.teacher and self.loss == "hard":
             raise RecipeError(
                 f"teacher={', '.join(self.teacher)} needs a loss that learns from answers; set loss to 'wider+label' "

@@ -125,7 +125,7 @@ class TrainingRun:
         if recipe.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if recipe.winograd:
-            use_winograd(self.model)
+            use_winograd(self.model, recipe.gradients)
         self._fit_stem()
         self._fit_ranges()
         sync_norms(self.model, recipe.sync_norm)
