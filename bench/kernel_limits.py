@@ -113,6 +113,7 @@ PORTS = {
     ("intel", "avx512"): Ports(2, 2),  # ports 0 and 1 together, and 5
     ("intel", "amx"): Ports(2, 2),
     ("amd", "avx2"): Ports(4, 2),  # Zen 3: additions have pipes of their own
+    ("amd", "avx512"): Ports(2, 1),  # Zen 4: each instruction of 512 bits takes two turns of such a pipe
 }
 
 

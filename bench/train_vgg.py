@@ -2,9 +2,10 @@
 
     python bench/train_vgg.py --data DIR --out runs/vgg --weights resnet56-4bfd9763.th
 
-Float stage, two teachers at 8 bit (that network, and a ResNet-56 from published float weights), joint stage with both,
-model file. Two processes share each step of a training. Trainings and teachers that are done are not repeated, and a
-training goes on where it stopped. Without --weights the network is its own teacher.
+A teacher at 8 bit (a ResNet-56 from published float weights), float stage with it, a second teacher at 8 bit (the
+float network), joint stage with both, model file. Two processes share each step of a training; gradients are bf16 where
+the CPU multiplies it. Trainings and teachers that are done are not repeated, and a training goes on where it stopped.
+Without --weights the float stage has no teacher, and the network is its own in the joint one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from anyprec.nn.winograd import has_bf16
 
 FLOAT, JOINT = "cifar10-vgg-float-longer", "cifar10-vgg-taught"
 
@@ -35,7 +38,8 @@ def run(*argv: object, processes: int = 1) -> None:
 def train(recipe: str, out: Path, args: argparse.Namespace, *settings: str) -> Path:
     """The checkpoint of the finished run."""
     if not (out / "model.pt").exists():
-        more = [word for setting in (*settings, *args.set) for word in ("--set", setting)]
+        faster = ["gradients=bf16"] if has_bf16() else []
+        more = [word for setting in (*faster, *settings, *args.set) for word in ("--set", setting)]
         begun = ["--resume"] if (out / "last.pt").exists() else []
         run("train", recipe, "--data", args.data, "--out", out, *more, *begun, processes=args.processes)
     return out / "model.pt"
@@ -51,6 +55,10 @@ def teacher(source: Path, name: str, args: argparse.Namespace, *options: str) ->
     return path
 
 
+def taught_by(teachers: list[Path]) -> str:
+    return f"teacher={json.dumps([str(path) for path in teachers])}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds CIFAR-10")
@@ -60,12 +68,12 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of both recipes")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    start = train(FLOAT, args.out / "float", args)
-    teachers = [teacher(start, "vgg-float", args)]
+    teachers = []
     if args.weights:
-        teachers.append(teacher(args.weights, "resnet56", args, "--normalization", "imagenet"))
-    named = json.dumps([str(path) for path in teachers])
-    train(JOINT, args.out / "joint", args, f"init={start}", f"teacher={named}", "epochs=10")
+        teachers = [teacher(args.weights, "resnet56", args, "--normalization", "imagenet")]
+    start = train(FLOAT, args.out / "float", args, *(["loss=wider+label", taught_by(teachers)] if teachers else []))
+    teachers.insert(0, teacher(start, "vgg-float", args))
+    train(JOINT, args.out / "joint", args, f"init={start}", taught_by(teachers))
     run("pack", args.out / "joint", "--data", args.data, "--out", args.out / "cifar10-vgg.apm")
     run("run", args.out / "cifar10-vgg.apm", "--dataset", "cifar10", "--data", args.data, "--bits", "1-8")
 

@@ -409,6 +409,9 @@ struct Kernels {
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
     const TileKernel *float_row = nullptr;     // `floats` for layers of one output pixel; nullptr: no other
     void (*release)() = nullptr; // called by each thread when it has run its tiles: AMX keeps a configuration
+    // Whether a dot product takes as long as a lookup with its addition, and not half of that as products_per_cycle
+    // has it: measured by the first call, some 50 microseconds. nullptr: it does not differ between CPUs.
+    bool (*slow_dots)() = nullptr;
 };
 
 // An instruction set that adds integer products to those of another table; all else is that table's.

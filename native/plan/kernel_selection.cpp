@@ -29,12 +29,20 @@ constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in
 constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
 constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
 
+// Products of a cycle with full vectors, on the CPU at hand.
+double rate(const Kernels &kernels, const TileKernel &kernel) {
+    const bool lookup = kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
+    return !lookup && kernel.matrix.rows == 1 && kernels.slow_dots && kernels.slow_dots()
+               ? kernel.products_per_cycle / 2.0
+               : kernel.products_per_cycle;
+}
+
 // A partial tile costs as much as a full one: 3 rows take as long as 6.
-double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
+double product_cycles(const Kernels &kernels, const TileKernel &kernel, double rows, int taps, int in, int out) {
     const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
     const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
     return std::max(rows, double(kernel.max_rows[widest])) * taps * steps * kernel.step_channels *
-           vectors_of(kernel, out) * kernel.lanes / kernel.products_per_cycle;
+           vectors_of(kernel, out) * kernel.lanes / rate(kernels, kernel);
 }
 
 double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
@@ -49,14 +57,14 @@ namespace {
 
 // Cycles of a layer's products on one kernel, without what all kernels have in common. Partly filled vectors, steps and
 // matrices take as long as full ones.
-double kernel_cycles(const TileKernel &kernel, LayerSize size) {
+double kernel_cycles(const Kernels &kernels, const TileKernel &kernel, LayerSize size) {
     const MatrixCost &m = kernel.matrix;
     const int steps = (size.in + kernel.step_channels - 1) / kernel.step_channels;
     const int whole_steps = m.steps > 1 ? steps / matrix_steps(steps) * m.steps : steps;
     const std::vector<Block> blocks = cut_blocks(kernel, size.out, 1, 1);
     const auto times = [](int64_t count, int each) { return static_cast<double>((count + each - 1) / each); };
     double cycles = times(size.rows, m.rows) * m.rows * size.taps * whole_steps * kernel.step_channels *
-                    vectors_of(kernel, size.out) * kernel.lanes / kernel.products_per_cycle;
+                    vectors_of(kernel, size.out) * kernel.lanes / rate(kernels, kernel);
     for (const Block &block : blocks)
         cycles += m.tile_cycles * times(size.rows, kernel.max_rows[block.log2_vectors]);
     if (size.residual)
@@ -87,7 +95,7 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
             (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)) ||
             (kernel.matrix.rows > 1 && !matrices_pay(bits, size)))
             continue;
-        const double cycles = kernel_cycles(kernel, size);
+        const double cycles = kernel_cycles(kernels, kernel, size);
         if (!best || cycles < least)
             best = &kernel, least = cycles;
     }
@@ -104,7 +112,7 @@ const TileKernel *choose_product_kernel(const Kernels &kernels, int rows, int te
                            kernel.coding == Coding::offset8 || kernel.coding == Coding::codes8;
         if (!plain || !supports(kernel, bits) || terms > kernel.max_k)
             continue;
-        const double cycles = kernel_cycles(kernel, {rows, 1, terms, columns, false});
+        const double cycles = kernel_cycles(kernels, kernel, {rows, 1, terms, columns, false});
         if (!best || cycles < least)
             best = &kernel, least = cycles;
     }
@@ -127,14 +135,14 @@ const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits 
     const double pixels = static_cast<double>(out.h()) * out.w();
     const double patches = (static_cast<double>(out.h()) + out.h() % 2) * (out.w() + out.w() % 2) / 4;
     const Winograd *best = nullptr;
-    double least = product_cycles(direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
+    double least = product_cycles(kernels, direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
                    panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c(), out.c());
     for (const Winograd *const *p = kernels.winograd; *p; ++p) {
         const Winograd &w = **p;
         if (!supports(w.tile, bits))
             continue;
         const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c(), out.c())));
-        const double cycles = product_cycles(w.tile, patches, 16, in.c(), out.c()) +
+        const double cycles = product_cycles(kernels, w.tile, patches, 16, in.c(), out.c()) +
                               w.transform * patches * (in.c() + out.c()) +
                               panel_cycles(w.tile, passes, 16, in.c(), out.c());
         if (cycles < least)

@@ -17,6 +17,7 @@
 #include "anyprec/engine.h"
 #include "format/reader.h"
 #include "format/shapes.h"
+#include "kernels/kernels.h"
 #include "run/finite.h"
 #include "run/json_numbers.h"
 #include "run/winograd_training.h"
@@ -208,6 +209,11 @@ NB_MODULE(_native, m) {
     m.def("known_isas", &anyprec::known_isas);
     m.def("built_isas", &anyprec::built_isas);
     m.def("isa", &anyprec::isa);
+    m.def("slow_dots", [](const std::string &isa) { // refused where this CPU cannot run it
+        const std::string usable = anyprec::choose_isa(isa, anyprec::cpu_features(), "isa");
+        const anyprec::Kernels &kernels = *anyprec::find_kernels(usable.c_str());
+        return kernels.slow_dots && kernels.slow_dots();
+    });
     m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"), nb::arg("source") = "ANYPREC_ISA");
     m.def(
         "decode_cpuid",

@@ -37,17 +37,21 @@ def commands(monkeypatch, tmp_path):
     return called
 
 
+def recipe_of(words):
+    return Recipe.load(words[1]).override([word for before, word in itertools.pairwise(words) if before == "--set"])
+
+
 def test_commands(commands, tmp_path):
     made = commands("--weights", "resnet56.th", "--set", "epochs=1")
-    assert [words[0] for words in made] == ["train", "ptq", "pack", "ptq", "pack", "train", "pack", "run"]
-    first, last = made[0], made[5]
-    assert first[1] == train_vgg.FLOAT and last[1] == train_vgg.JOINT
-    settings = [word for before, word in itertools.pairwise(last) if before == "--set"]
-    recipe = Recipe.load(train_vgg.JOINT).override(settings)
-    out = tmp_path / "vgg"
+    assert [words[0] for words in made] == ["ptq", "pack", "train", "ptq", "pack", "train", "pack", "run"]
+    first, last = (recipe_of(made[i]) for i in (2, 5))
+    assert made[2][1] == train_vgg.FLOAT and made[5][1] == train_vgg.JOINT
+    recipe, out = last, tmp_path / "vgg"
+    assert first.teacher == (str(out / "resnet56.apm"),) and first.loss == "wider+label"
+    assert first.gradients == last.gradients == ("bf16" if train_vgg.has_bf16() else "float32")
     assert recipe.teacher == (str(out / "vgg-float.apm"), str(out / "resnet56.apm"))
     assert recipe.init == str(out / "float" / "model.pt") and recipe.epochs == 1
-    assert made[3][-5:-3] == ["--normalization", "imagenet"]
+    assert made[0][-5:-3] == ["--normalization", "imagenet"]
 
 
 def test_without_weights_it_is_its_own_teacher(commands, tmp_path):

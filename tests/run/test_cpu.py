@@ -203,3 +203,9 @@ def test_the_stub_names_what_the_extension_has():
     nodes = ast.parse(stub.read_text()).body
     typed = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assert typed == {name for name in dir(_native) if not name.startswith("_")}
+
+
+def test_slow_dots_is_asked_only_where_the_cpu_can_answer():
+    assert _native.slow_dots("scalar") is False
+    with pytest.raises(UnsupportedIsa, match="isa=vax is no instruction set anyprec knows"):
+        _native.slow_dots("vax")

@@ -9,6 +9,7 @@ from engine_check import assert_exact, kernels_used, usable_isas
 from graph_builder import assert_same
 from sampling import sampled
 
+from anyprec import _native
 from anyprec.format import INPUT, Graph, GraphProfile, Op, Weight, nested_planes, write
 from anyprec.run.model import load
 
@@ -24,6 +25,8 @@ TAKEN = {
     "i8mm": [(4, 4), (4, 5), (3, 3)],
 }
 ISAS = [isa for isa in usable_isas() if isa in TAKEN]
+if "avx512" in ISAS and _native.slow_dots("avx512"):  # Zen 4: lookups are faster there
+    TAKEN["avx512"].remove((2, 2))
 ALL = [(k, k) for k in range(1, 9)] + [(8, 6), (7, 8), (4, 5), (5, 4), (3, 5), (1, 4)]
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="only the scalar kernels run on this CPU")
@@ -114,6 +117,13 @@ def test_taken_where_it_pays(isa, tmp_path):
     for pair in TAKEN[isa]:
         assert taken(model, image(1, 16, 16, 128), names([pair])), pair
         assert not taken(model, image(1, 1, 1, 128), names([pair])), pair  # one output: 9 taps against 16
+
+
+@pytest.mark.skipif("avx512" not in ISAS or not _native.slow_dots("avx512"), reason="dot products are fast here")
+def test_lookups_where_dot_products_are_slow(tmp_path):
+    write(conv_graph(128, 128), tmp_path / "net.apm")
+    model = load(tmp_path / "net.apm", isa="avx512", layout="NHWC")
+    assert "vpermb, 2 bit" in kernels_used(model, image(1, 16, 16, 128), names([(2, 2)]))
 
 
 @pytest.mark.parametrize("h, w", [(6, 6), (5, 7), (8, 5), (7, 12), (13, 13), (2, 12), (40, 9)])

@@ -70,6 +70,7 @@ class RaceRow:
     accuracy: float | None = None
     limited: bool = True  # False: it used more of the CPU than the instruction set asked for
     kernels: str | None = None  # what does its products; None: it does not tell
+    cold_ms: float | None = None  # from opening the file to the first answer, once; None: not measured
 
     @property
     def title(self) -> str:
@@ -284,6 +285,7 @@ def measure_setting(
                 disk_bytes=file.bytes_for_profile(ours) if ours else rival.disk_bytes(folder, engine, variant),
                 resident_bytes=started[engine, variant].resident,
                 peak_bytes=started[engine, variant].peak,
+                cold_ms=1e3 * started[engine, variant].cold_s,
                 accuracy=ours.accuracy if ours else None,
                 limited=is_limited(engine, settings.isa),
                 kernels=started[engine, variant].kernels,

@@ -148,12 +148,14 @@ def signal_name(number: int) -> str:
 
 @dataclass
 class Contestant:
-    """A started process that loads one model and runs it when asked. `resident` and `peak` are bytes."""
+    """A started process that loads one model and runs it when asked. `resident` and `peak` are bytes, `cold_s`
+    the seconds from opening the file to the first answer."""
 
     process: ContestantProcess
     runs: int = 1
     resident: int | None = None
     peak: int | None = None
+    cold_s: float = 0.0
     kernels: str | None = None  # what does the products, where it tells
 
     @classmethod
@@ -166,7 +168,7 @@ class Contestant:
             ready = contestant.process.answer()
             contestant.runs = int(min(MOST_RUNS, max(1, TURN_S // float(ready["warm_s"]))))
             contestant.resident, contestant.peak = ready["resident"], ready["peak"]
-            contestant.kernels = ready["kernels"]
+            contestant.kernels, contestant.cold_s = ready["kernels"], float(ready["cold_s"])
         except (KeyError, TypeError, ValueError) as error:
             contestant.close()
             if isinstance(error, ContestantFailed):

@@ -193,15 +193,19 @@ def kernel_lines(rows: list[RaceRow]) -> list[str]:
 
 def race_table(rows: list[RaceRow], batch: int, threads: int) -> list[str]:
     head = f"batch {batch}, {threads} thread{'s' * (threads > 1)}"
-    lines = [f"{head:<22}{'p50 ms':>9}{'p10':>9}{'p90':>9}{'images/s':>10}{'x int8':>8}{'disk MB':>9}{'memory MB':>11}"]
+    lines = [
+        f"{head:<22}{'p50 ms':>9}{'p10':>9}{'p90':>9}{'images/s':>10}{'x int8':>8}"
+        f"{'cold ms':>9}{'disk MB':>9}{'memory MB':>11}"
+    ]
     known = any(row.accuracy is not None for row in rows)
     lines[0] += f"{'accuracy':>10}" if known else ""
     for row in rows:
         speedup = "" if row.speedup is None else f"{row.speedup:.2f}"
         memory = "" if row.resident_bytes is None else f"{row.resident_bytes / 1e6:.0f}"
+        cold = "" if row.cold_ms is None else f"{row.cold_ms:.0f}"
         accuracy = "" if row.accuracy is None else f"{row.accuracy:>10.2f}"
         lines.append(
             f"{row.title + ('' if row.limited else ' *'):<22}{row.p50_ms:>9.3f}{row.p10_ms:>9.3f}{row.p90_ms:>9.3f}"
-            f"{row.images_per_s:>10.1f}{speedup:>8}{row.disk_bytes / 1e6:>9.2f}{memory:>11}{accuracy}"
+            f"{row.images_per_s:>10.1f}{speedup:>8}{cold:>9}{row.disk_bytes / 1e6:>9.2f}{memory:>11}{accuracy}"
         )
     return lines
