@@ -125,32 +125,61 @@ void Run::avg_pool(const Step &s) const {
     });
 }
 
+// Across first, then down: a line of the input is interpolated across once, for all output lines between it and its
+// neighbors. In parts of some columns, whose two lines stay in the first-level cache.
 void Run::resize(const Step &s) const {
+    constexpr int kFloats = 2048, kColumns = 256; // of a line's part
     const Op &op = *s.op;
     const Shape in = s.input_shapes[0];
-    const Buffer &from = s.inputs[0];
-    constexpr int kPiece = 256; // channels interpolated at a time, on the stack
+    const int channels = in.c(), width = s.shape.w();
+    const bool nearest = op.mode == ResizeMode::nearest;
+    const int piece = std::min(channels, kFloats), columns = std::clamp(kFloats / piece, 1, kColumns);
+    const bool dense = s.out.pixel == sizeof(float) * static_cast<size_t>(piece); // pixels follow one another
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
-        const float *x = reinterpret_cast<const float *>(pixels(from, n));
-        for (int p = first; p < end; ++p) {
-            const Interpolation h = interpolation_at(op, 0, p / s.shape.w(), in.h(), s.shape.h());
-            const Interpolation w = interpolation_at(op, 1, p % s.shape.w(), in.w(), s.shape.w());
-            float *to = reinterpret_cast<float *>(pixels(s.out, n) + s.out.pixel * static_cast<size_t>(p));
-            const auto pixel = [&](int y, int column) {
-                return x + (static_cast<size_t>(y) * in.w() + column) * in.c();
+        const float *x = reinterpret_cast<const float *>(pixels(s.inputs[0], n));
+        const auto part = [&](int left, int right, int c) { // of all output lines
+            const int count = std::min(piece, channels - c);
+            Interpolation across[kColumns];
+            for (int i = left; i < right; ++i)
+                across[i - left] = interpolation_at(op, 1, i, in.w(), width);
+            float lines[2][kFloats];
+            int known[2] = {-1, -1}; // the input lines that they are of
+            const auto line = [&](int y) -> const float * {
+                float *made = lines[y % 2];
+                if (known[y % 2] == y)
+                    return made;
+                known[y % 2] = y;
+                const float *row = x + static_cast<size_t>(y) * in.w() * channels + c;
+                for (int i = 0; i < right - left; ++i) {
+                    const float *a = row + static_cast<size_t>(across[i].a) * channels;
+                    if (nearest)
+                        std::memcpy(made + i * count, a, sizeof(float) * static_cast<size_t>(count));
+                    else
+                        kernels.interpolate(a, row + static_cast<size_t>(across[i].b) * channels, across[i].weight,
+                                            made + i * count, count);
+                }
+                return made;
             };
-            if (op.mode == ResizeMode::nearest) {
-                std::memcpy(to, pixel(h.a, w.a), from.pixel);
-                continue;
+            for (int y = first / width; y <= (end - 1) / width; ++y) {
+                const int begin = std::max(left, first - y * width), stop = std::min(right, end - y * width);
+                if (begin >= stop)
+                    continue;
+                const Interpolation down = interpolation_at(op, 0, y, in.h(), s.shape.h());
+                const float *a = line(down.a) + (begin - left) * count, *b = line(down.b) + (begin - left) * count;
+                uint8_t *to = pixels(s.out, n) + s.out.pixel * (static_cast<size_t>(y) * width + begin);
+                const int runs = dense ? 1 : stop - begin, run = dense ? (stop - begin) * count : count;
+                for (int i = 0; i < runs; ++i, a += run, b += run) {
+                    float *made = reinterpret_cast<float *>(to + s.out.pixel * static_cast<size_t>(i)) + c;
+                    if (nearest)
+                        std::memcpy(made, a, sizeof(float) * static_cast<size_t>(run));
+                    else
+                        kernels.interpolate(a, b, down.weight, made, run);
+                }
             }
-            for (int c = 0; c < in.c(); c += kPiece) {
-                const int count = std::min(kPiece, in.c() - c);
-                float top[kPiece], bottom[kPiece];
-                kernels.interpolate(pixel(h.a, w.a) + c, pixel(h.a, w.b) + c, w.weight, top, count);
-                kernels.interpolate(pixel(h.b, w.a) + c, pixel(h.b, w.b) + c, w.weight, bottom, count);
-                kernels.interpolate(top, bottom, h.weight, to + c, count);
-            }
-        }
+        };
+        for (int left = 0; left < width; left += columns)
+            for (int c = 0; c < channels; c += piece)
+                part(left, std::min(width, left + columns), c);
     });
 }
 
