@@ -27,6 +27,7 @@ from anyprec.cascade.calibrate import Measured, best_cascade, curve, thinned
 from anyprec.cascade.cascade import Cascade
 from anyprec.data import load_data
 from anyprec.data.catalog import balanced_subset, hold_out
+from anyprec.errors import CascadeError
 from anyprec.format.file import read, write
 from anyprec.models.catalog import card, find
 from anyprec.run.model import load
@@ -180,16 +181,19 @@ def read_held_out(out, times):
 
 
 def chosen_cascades(found):
-    """Pairs of uniform widths, and the best plan before 8 bit: at 8 bit's accuracy minus DROP."""
+    """Pairs of uniform widths, and the best plan before 8 bit: at 8 bit's accuracy minus DROP, those that reach it."""
     wanted = 100 * float((found.outputs["8"].argmax(1) == found.labels).mean()) - DROP
     widths = Measured(
         {n: found.outputs[n] for n in UNIFORM}, {n: found.ms[n] for n in UNIFORM}, found.widest, found.labels
     )
     pairs = {"cascade-1-8": ("1", "8"), "cascade-1-4": ("1", "4"), "cascade-plan-8": None}
-    return {
-        name: best_cascade(widths if pair else found, accuracy=wanted, stages=pair or ())[:2]
-        for name, pair in pairs.items()
-    }
+    chosen = {}
+    for name, pair in pairs.items():
+        try:
+            chosen[name] = best_cascade(widths if pair else found, accuracy=wanted, stages=pair or ())[:2]
+        except CascadeError as error:
+            print(f"{name}: {error}")
+    return chosen
 
 
 class StoredPasses:

@@ -25,7 +25,7 @@ from anyprec.search.trial import PlanTrial
 
 RESULTS = Path(__file__).parent / "results"
 PLANS = ("latency-plan-1", "latency-plan-3", "latency-plan-5")
-CASCADE = "cascade-1-4"
+CASCADES = ("cascade-1-4", "cascade-1-8")  # the first of them that the file of results has
 
 
 def rows_of(name):
@@ -34,7 +34,8 @@ def rows_of(name):
 
 
 def cascade_of(model):
-    row = next(row for row in rows_of(f"cascades_{model}.csv") if row["cascade"] == CASCADE)
+    rows = {row["cascade"]: row for row in rows_of(f"cascades_{model}.csv")}
+    row = next(rows[name] for name in CASCADES if name in rows)
     first = Stage(row["first"], float(row["threshold"]), float(row["temperature"]), 1.0)
     last = Stage(row["last"], None, 1.0, float(row["held_out_share"]))
     return Cascade("margin", (first, last), float(row["agreement"]), float(row["accuracy"]))
