@@ -44,7 +44,12 @@ def main() -> None:
     for bits, (ms, accuracy) in points.items():
         left.scatter(ms, accuracy, s=70, color=width_color(bits), zorder=2)
         left.annotate(f"{bits} bit", (ms, accuracy), textcoords="offset points", xytext=(8, -12), fontsize=9)
-    left.set(xlim=(0, None), ylim=(88, 94.5), xlabel="milliseconds an image", ylabel="accuracy, %")
+    left.set(
+        xlim=(0, 1.2 * max(ms for ms, _ in points.values())),
+        ylim=(88, 94.5),
+        xlabel="milliseconds an image",
+        ylabel="accuracy, %",
+    )
     left.set_title("cifar10-vgg, four widths of one file", fontsize=10)
 
     ours, rival = resnet50()

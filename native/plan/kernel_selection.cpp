@@ -29,20 +29,22 @@ constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in
 constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
 constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
 
-// Products of a cycle with full vectors, on the CPU at hand.
-double rate(const Kernels &kernels, const TileKernel &kernel) {
-    const bool lookup = kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
-    return !lookup && kernel.matrix.rows == 1 && kernels.slow_dots && kernels.slow_dots()
-               ? kernel.products_per_cycle / 2.0
-               : kernel.products_per_cycle;
+bool is_lookup(const TileKernel &kernel) {
+    return kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
+}
+
+// How much longer the products of a kernel take, beside those of lookups, than products_per_cycle says.
+double beside_lookups(const Kernels &kernels, const TileKernel &kernel) {
+    const bool dots = !is_lookup(kernel) && kernel.matrix.rows == 1;
+    return dots && kernels.slow_dots && kernels.slow_dots() ? 2 : 1;
 }
 
 // A partial tile costs as much as a full one: 3 rows take as long as 6.
-double product_cycles(const Kernels &kernels, const TileKernel &kernel, double rows, int taps, int in, int out) {
+double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
     const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
     const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
     return std::max(rows, double(kernel.max_rows[widest])) * taps * steps * kernel.step_channels *
-           vectors_of(kernel, out) * kernel.lanes / rate(kernels, kernel);
+           vectors_of(kernel, out) * kernel.lanes / kernel.products_per_cycle;
 }
 
 double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
@@ -64,7 +66,8 @@ double kernel_cycles(const Kernels &kernels, const TileKernel &kernel, LayerSize
     const std::vector<Block> blocks = cut_blocks(kernel, size.out, 1, 1);
     const auto times = [](int64_t count, int each) { return static_cast<double>((count + each - 1) / each); };
     double cycles = times(size.rows, m.rows) * m.rows * size.taps * whole_steps * kernel.step_channels *
-                    vectors_of(kernel, size.out) * kernel.lanes / rate(kernels, kernel);
+                    vectors_of(kernel, size.out) * kernel.lanes / kernel.products_per_cycle *
+                    beside_lookups(kernels, kernel);
     for (const Block &block : blocks)
         cycles += m.tile_cycles * times(size.rows, kernel.max_rows[block.log2_vectors]);
     if (size.residual)
@@ -89,8 +92,8 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     double least = 0;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
-        const bool grouped = kernel.input != Input::lookup && kernel.input != Input::lookup_pairs &&
-                             kernel.coding != Coding::split8; // window sums per group would cost more
+        const bool grouped =
+            !is_lookup(kernel) && kernel.coding != Coding::split8; // window sums per group would cost more
         if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
             (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)) ||
             (kernel.matrix.rows > 1 && !matrices_pay(bits, size)))
@@ -135,14 +138,15 @@ const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits 
     const double pixels = static_cast<double>(out.h()) * out.w();
     const double patches = (static_cast<double>(out.h()) + out.h() % 2) * (out.w() + out.w() % 2) / 4;
     const Winograd *best = nullptr;
-    double least = product_cycles(kernels, direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
+    double least = product_cycles(direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
                    panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c(), out.c());
     for (const Winograd *const *p = kernels.winograd; *p; ++p) {
         const Winograd &w = **p;
         if (!supports(w.tile, bits))
             continue;
         const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c(), out.c())));
-        const double cycles = product_cycles(kernels, w.tile, patches, 16, in.c(), out.c()) +
+        const double cycles = (is_lookup(direct) ? beside_lookups(kernels, w.tile) : 1) *
+                                  product_cycles(w.tile, patches, 16, in.c(), out.c()) +
                               w.transform * patches * (in.c() + out.c()) +
                               panel_cycles(w.tile, passes, 16, in.c(), out.c());
         if (cycles < least)
