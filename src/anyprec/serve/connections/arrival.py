@@ -35,7 +35,12 @@ def arrival_time(sock: Any) -> float:
     if TICK_S is None or sock is None:
         return now
     try:
-        (ago_ms,) = LAST_DATA_RECV.unpack(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, LAST_DATA_RECV.size))
+        # The event loop's own object would duplicate its descriptor for this, and close it again.
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, sock.fileno())
+        try:
+            (ago_ms,) = LAST_DATA_RECV.unpack(borrowed.getsockopt(socket.IPPROTO_TCP, TCP_INFO, LAST_DATA_RECV.size))
+        finally:
+            borrowed.detach()
         ticks: int = round(1e-3 * ago_ms / TICK_S)
         return now - max(0, ticks - 1) * TICK_S
     except (OSError, struct.error):  # a Unix socket, or one that was closed meanwhile

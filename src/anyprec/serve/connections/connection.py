@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from anyprec.serve.connections.arrival import arrival_time
 from anyprec.serve.connections.probes import answer_probe, no_answer, peek
 from anyprec.serve.connections.table import ConnectionTable, TrackedConnection, address_group, named_by_proxy
+from anyprec.serve.http.quick import KnownHead, QuickInfer
 from anyprec.serve.monitoring.logs import log
 
 
@@ -62,8 +63,30 @@ class RequestState:
     control: bool  # came over the control socket
     address: str  # to count by
     arrived: float | None = None  # when it was complete
+    head: bytes | None = None  # as it came, where its begin and its end are beyond doubt
     gone: Callable[[], None] | None = None  # set by the application
     disconnected: bool = False
+
+
+class NoEvent:
+    """Of a request that nobody waits for in a task."""
+
+    @staticmethod
+    def set() -> None:
+        pass
+
+
+class QuickCycle:
+    """What uvicorn and we need to know of a request that QuickInfer answers."""
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete", "state")
+    more_body = response_started = False
+    message_event = NoEvent()
+
+    def __init__(self, state: RequestState) -> None:
+        self.state = state
+        self.keep_alive = True
+        self.disconnected = self.response_complete = False
 
 
 class Connection(HttpToolsProtocol):
@@ -75,6 +98,7 @@ class Connection(HttpToolsProtocol):
     closing = False  # the server stops: this answer is the connection's last
     handshake: TrackedConnection | None = None  # its TLS is agreed on, and its slot is ours
     on_refused = staticmethod(lambda status: None)  # told of every refusal outside the application
+    quick: QuickInfer | None = None  # answers what it knows, outside ASGI
     answer = staticmethod(no_answer)  # Server's: answers a health probe outside the application
     look_if_late = staticmethod(lambda: None)  # Acceptor's; called wherever a thousand connections make a turn long
 
@@ -94,6 +118,9 @@ class Connection(HttpToolsProtocol):
         self.wrong: tuple[Any, ...] = NOT_HTTP  # status and message, once the parser has stopped
         self.broken = False  # nothing more is read; `wrong` is said after the answers to earlier requests
         self.cycles: deque[Any] = deque()  # requests whose answer is not complete, in order
+        self.known: KnownHead | None = None  # of a request whose body is not complete; the parser has seen none of it
+        self.begun = b""  # what has come of it
+        self.socket = transport.get_extra_info("socket")
         host = self.client[0] if self.client else ""
         self.address, self.trusted = address_group(host), self.table.is_trusted(host)
         if self.handshake is not None:
@@ -123,17 +150,24 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or self.broken:
             return
         self._unset_keepalive_if_required()
+        between = self.silent or (self.since is None and not self.cycles)  # two requests
         self.silent = False
         self.table.mark_busy(self)
         self.received += len(data)
         if self.since is not None and not self.in_headers:
             self.until = min(time.monotonic() + self.limits.body_s, self.until + len(data) / BODY_RATE)
+        if self.quick is not None and (between or self.known is not None):
+            data = self._take_known(self.quick, data)
+            if not data:
+                return
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self.broken = True
             self._refuse_if_broken()
             return
+        if between and len(self.cycles) == 1:
+            self.cycles[0].state.head = self._head_of(data)
         if self.since is None:
             self._rest_if_done()
         elif self.in_headers:
@@ -141,6 +175,55 @@ class Connection(HttpToolsProtocol):
                 self.refuse(431, f"the headers have over {self.limits.header_bytes:,} bytes")
         elif self.received > self.limits.message_bytes:
             self.refuse(413, f"the request has over {self.limits.message_bytes:,} bytes")
+
+    def _take_known(self, quick: QuickInfer, data: bytes) -> bytes:
+        """What the parser must read: nothing where this is a known request, or its begin."""
+        known, data = self.known or quick.find(data), self.begun + data
+        self.known, self.begun = None, b""
+        if known is None or self.closing or self.control or self.trusted or self.for_health:
+            return data
+        if len(data) < known.size:
+            now = time.monotonic()
+            if self.since is None or self.in_headers:
+                self.since, self.until, self.in_headers, self.received = now, now + self.limits.body_s, False, 0
+            self.known, self.begun, self.body_bytes = known, data, len(data) - known.start
+            return b""
+        if len(data) > known.size or self.flow.write_paused:
+            return data
+        state = RequestState(self.control, self.address)
+        host = self.client[0] if self.client else ""
+        exchange = quick.submit(known, data, self, host, arrival_time(self.socket))
+        if exchange is None:
+            return data
+        state.gone = exchange.gone
+        self.cycle = QuickCycle(state)  # type: ignore[assignment]
+        self.cycles.append(self.cycle)
+        self.since = None
+        return b""
+
+    def write_answer(self, status: int, fields: tuple[tuple[bytes, bytes], ...], body: bytes) -> None:
+        """The whole answer to the request that `quick` took."""
+        cycle = self.cycles[0]
+        length = b"content-length: %d\r\n" % len(body)
+        lines = [b"%b: %b\r\n" % field for field in (*self.server_state.default_headers, *fields)]
+        last = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, length, last, body]))
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    @property
+    def has_quick(self) -> bool:
+        """Whether a request that `quick` took has no answer yet."""
+        return bool(self.cycles) and isinstance(self.cycles[0], QuickCycle)
+
+    def _head_of(self, data: bytes) -> bytes | None:
+        """The head that the parser has read from here, if every reader would see the same lines."""
+        head = data[: data.find(b"\r\n\r\n") + 4]
+        lines = len(self.headers) + 2
+        plain = head.startswith(b"POST ") and head.count(b"\n") == head.count(b"\r\n") == head.count(b"\r") == lines
+        return bytes(head) if plain and self.cycles[0].keep_alive else None
 
     def _feed(self, data: bytes) -> None:
         """No upgrade is taken: such a request is an ordinary one (RFC 9110, 7.8), with its body.
@@ -231,7 +314,7 @@ class Connection(HttpToolsProtocol):
             return
         self.since = None
         if self.cycle is not None:
-            arrived = arrival_time(self.transport.get_extra_info("socket"))
+            arrived = arrival_time(self.socket)
             self.cycle.state.arrived = arrived  # type: ignore[attr-defined]
         super().on_message_complete()
         if not self.pipeline:
@@ -314,9 +397,8 @@ class Connection(HttpToolsProtocol):
     def _answer_unread(self) -> bool:
         """Whether a health probe has come that nobody read yet; it has its answer now. In a rush a probe may lose its
         place in the turn in which it comes."""
-        sock = self.transport.get_extra_info("socket")
         try:
-            with socket.socket(fileno=os.dup(sock.fileno())) as own:
+            with socket.socket(fileno=os.dup(self.socket.fileno())) as own:
                 head = peek(own)
                 return bool(head) and answer_probe(own, head or b"", self.answer, also_kept=True)
         except (OSError, AttributeError):  # closed already

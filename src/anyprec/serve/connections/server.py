@@ -75,6 +75,7 @@ class Server(uvicorn.Server):
         own = {
             "limits": limits,
             "table": self.table,
+            "quick": app.quick,
             "on_refused": staticmethod(app.metrics.turn_away),
             "answer": staticmethod(self.answer_probe),
             "look_if_late": staticmethod(self.look_if_late),
@@ -175,7 +176,10 @@ class Server(uvicorn.Server):
         for server in self.servers:
             if isinstance(server, TlsAcceptor):
                 await server.end()
-        self.unanswered = len(state.tasks)
+        self.unanswered = len(state.tasks) + sum(
+            connection.has_quick  # type: ignore[union-attr]
+            for connection in state.connections
+        )
         if self.unanswered:
             log.error("requests given up at the end", requests=self.unanswered)
         for connection in list(state.connections):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from anyprec.serve.http.exchange import BINARY, JSON, HttpExchange
+from anyprec.serve.http.exchange import BINARY, JSON, Header, HttpExchange
 from anyprec.serve.http.protocol import (
     SMALL,
     AnswerBody,
@@ -25,7 +25,7 @@ from anyprec.serve.http.protocol import (
     as_text,
     write_answer,
 )
-from anyprec.serve.models import LoadedModel
+from anyprec.serve.models import VERSION, LoadedModel
 from anyprec.serve.scheduling.answer import Answer
 
 if TYPE_CHECKING:
@@ -33,6 +33,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ONE_PIECE = 1 << 18  # bytes of a binary answer that are handed over at a time, uncopied
+
+
+def about_answer(name: str, answer: Answer, latency_s: float) -> dict[str, Any]:
+    """What an answer says beside its outputs."""
+    return {
+        "model_name": name,
+        "model_version": VERSION,
+        "parameters": {
+            "bits": answer.bits,
+            "latency_ms": round(1e3 * latency_s, 4),
+            "queue_ms": round(1e3 * answer.queue_s, 4),
+            "run_ms": round(1e3 * answer.run_s, 4),
+            "batch": answer.batch,
+            **stages_of(answer),
+        },
+    }
 
 
 def stages_of(answer: Answer) -> dict[str, Any]:
@@ -78,11 +94,26 @@ async def send_answer(
         await http.respond(200, head)
         return
     size = len(head) + sum(map(len, body.tensors))
-    lengths = ((b"content-length", b"%d" % size), (b"inference-header-content-length", b"%d" % len(head)))
     if size <= ONE_PIECE:
-        await http.respond(200, b"".join([head, *body.tensors]), BINARY, lengths[1:])
+        await http.respond(200, b"".join([head, *body.tensors]), BINARY, (json_length(head),))
     else:
+        lengths = ((b"content-length", b"%d" % size), json_length(head))
         await http.respond_pieces(binary_pieces(head, body.tensors), BINARY, lengths)
+
+
+def small_answer(
+    about: Mapping[str, Any], call: InferRequest, signature: ModelSignature, outputs: Sequence[np.ndarray]
+) -> tuple[tuple[Header, ...], bytes]:
+    """An answer of one piece: header fields and body."""
+    body = write_answer(about, call, signature, outputs)
+    head = b"".join(map(as_text, body.pieces()))
+    if not body.tensors:
+        return (JSON,), head
+    return (BINARY, json_length(head)), b"".join([head, *body.tensors])
+
+
+def json_length(head: bytes) -> Header:
+    return b"inference-header-content-length", b"%d" % len(head)
 
 
 async def json_pieces(app: App, body: AnswerBody) -> AsyncIterator[bytes]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
-from anyprec.serve.http.answers import check_answer, send_answer, stages_of
+from anyprec.errors import AnyprecError, Draining
+from anyprec.serve.http.answers import about_answer, check_answer, send_answer
 from anyprec.serve.http.bodies import BodyReader, RequestLimits
 from anyprec.serve.http.exchange import (
     CLOSE,
@@ -28,6 +27,7 @@ from anyprec.serve.http.exchange import (
     Header,
     HttpExchange,
     Receive,
+    Refusal,
     Scope,
     Send,
     discard,
@@ -37,8 +37,16 @@ from anyprec.serve.http.exchange import (
 )  # fmt: skip
 from anyprec.serve.http.keys import Keys
 from anyprec.serve.http.protocol import HttpError, InferRequest
+from anyprec.serve.http.quick import QuickInfer
 from anyprec.serve.http.readers import RequestReaders
-from anyprec.serve.models import VERSION, LoadedModel, MakeScheduler, ModelRepository, Settings, make_scheduler
+from anyprec.serve.models import (
+    LoadedModel,
+    MakeScheduler,
+    ModelRepository,
+    ServedModel,
+    Settings,
+    make_scheduler,
+)
 from anyprec.serve.monitoring.gauges import ModelGauges
 from anyprec.serve.monitoring.logs import log
 from anyprec.serve.monitoring.metrics import Metrics, ServedRun
@@ -97,6 +105,7 @@ class App:
         self.writers = ThreadPoolExecutor(2, "anyprec-answer")  # write large answers as JSON, a piece at a time
         self._ids = itertools.count(1)
         self._boot = os.urandom(4).hex()
+        self.quick = QuickInfer(self)
         self.find = routes.Routes(static.read_files()).find
         for served in models:
             metrics.add_model(served.name)
@@ -172,18 +181,9 @@ class App:
                 self._log(http)
 
     async def _refuse(self, http: HttpExchange, error: AnyprecError) -> None:
-        status: int = 400
-        extra: tuple[Header, ...] = ()
-        body: dict[str, Any] = {"error": " ".join(str(error).split())}
-        if isinstance(error, HttpError):
-            status, extra = error.status, error.headers
-        elif isinstance(error, (Overloaded, Draining)):
-            after = getattr(error, "retry_after", 1.0)
-            status = 429 if getattr(error, "over_share", False) else 503
-            extra = ((b"retry-after", b"%d" % max(1, math.ceil(after))),)
-            body["retry_after_ms"] = round(1e3 * after, 1)
-        elif isinstance(error, Expired):
-            status = 504
+        refusal = Refusal.of(error)
+        assert refusal is not None
+        status, body, extra = refusal.status, refusal.body, refusal.headers
         if http.sent:
             raise error
         if not http.discard:
@@ -197,14 +197,20 @@ class App:
 
     def _count(self, http: HttpExchange) -> None:
         """Count a request after its answer was sent, so its latency includes reading, waiting, running and sending."""
-        self.metrics.finished(http.name if http.served else "", http.status)
-        if http.inference:
-            now = time.monotonic()
-            self.metrics.ended(http.name, http.status, now <= http.deadline, now - http.arrived(), http.runs)
-            if http.status == 200 and len(http.runs) == 1 and http.served is not None and http.served.now is not None:
-                run = http.runs[0]
-                http.served.now.scheduler.sent(max(0.0, now - http.arrived() - run.queue_s - run.run_s))
-            self.look()
+        if http.inference and http.served is not None:
+            self.count_inference(http.served, http.status, http.arrived(), http.deadline, http.runs)
+        else:
+            self.metrics.finished(http.name if http.served else "", http.status)
+
+    def count_inference(
+        self, served: ServedModel, status: int, arrived: float, deadline: float, runs: list[ServedRun]
+    ) -> None:
+        now = time.monotonic()
+        self.metrics.finished(served.name, status)
+        self.metrics.ended(served.name, status, now <= deadline, now - arrived, runs)
+        if status == 200 and len(runs) == 1 and served.now is not None:
+            served.now.scheduler.sent(max(0.0, now - arrived - runs[0].queue_s - runs[0].run_s))
+        self.look()
 
     def _log(self, http: HttpExchange) -> None:
         fields: dict[str, Any] = {
@@ -268,23 +274,19 @@ class App:
         async def answer_by(loaded: LoadedModel) -> tuple[LoadedModel, InferRequest, Answer]:
             call = await self.readers.call(body, header_length, loaded.signature)
             check_answer(self, http, call, loaded)
-            return loaded, call, await self.run(http, loaded.scheduler, request_of(self, http, call, arrived))
+            request = self.request_of(call, http.client, arrived)
+            return loaded, call, await self.run(http, loaded.scheduler, request)
 
         loaded, call, answer = await self.by_current(http, answer_by)
-        latency = http.latency_s or 0.0
-        about = {
-            "model_name": http.name,
-            "model_version": VERSION,
-            "parameters": {
-                "bits": answer.bits,
-                "latency_ms": round(1e3 * latency, 4),
-                "queue_ms": round(1e3 * answer.queue_s, 4),
-                "run_ms": round(1e3 * answer.run_s, 4),
-                "batch": answer.batch,
-                **stages_of(answer),
-            },
-        }
+        about = about_answer(http.name, answer, http.latency_s or 0.0)
         await send_answer(self, http, about, call, loaded.signature, answer.outputs)
+        self.quick.learn(http)
+
+    def request_of(self, call: InferRequest, client: str, arrived: float) -> Request:
+        deadline_s = self.models.settings.slo_s if call.deadline_s is None else call.deadline_s
+        return Request(
+            call.x, arrived + deadline_s, bits=call.bits, min_bits=call.min_bits, client=client, arrived=arrived
+        )
 
     async def run(self, http: HttpExchange, scheduler: Scheduler, request: Request) -> Answer:
         """Wait for the answer; if the client goes away, its request leaves the queue."""
@@ -324,9 +326,7 @@ class App:
             raise outcome
         now = time.monotonic()
         http.bits, http.latency_s = outcome.bits, now - request.arrived
-        http.runs.append(
-            ServedRun(outcome.bits, outcome.queue_s, outcome.run_s, outcome.batch, request.images, outcome.went_on)
-        )
+        http.runs.append(ServedRun.of(outcome, request.images))
         return outcome
 
 
@@ -348,10 +348,3 @@ def make_app(
 
     models = ModelRepository(paths, settings or Settings(), delivery.deliver, make, count)
     return App(models, metrics, delivery, keys, limits, local, log_requests)
-
-
-def request_of(app: App, http: HttpExchange, call: InferRequest, arrived: float) -> Request:
-    deadline_s = app.models.settings.slo_s if call.deadline_s is None else call.deadline_s
-    return Request(
-        call.x, arrived + deadline_s, bits=call.bits, min_bits=call.min_bits, client=http.client, arrived=arrived
-    )

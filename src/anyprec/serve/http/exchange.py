@@ -11,8 +11,10 @@ import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from anyprec.errors import AnyprecError, Draining, Expired, Overloaded
 from anyprec.serve.http.keys import Caller
 from anyprec.serve.http.protocol import HttpError
 from anyprec.serve.models import ServedModel
@@ -34,6 +36,30 @@ FORWARDING = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"tr
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The answer to a request that is not carried out."""
+
+    status: int
+    body: dict[str, Any]
+    headers: tuple[Header, ...] = ()
+
+    @staticmethod
+    def of(error: Exception) -> Refusal | None:
+        """None: the error is none that clients are told."""
+        if not isinstance(error, AnyprecError):
+            return None
+        body: dict[str, Any] = {"error": " ".join(str(error).split())}
+        if isinstance(error, HttpError):
+            return Refusal(error.status, body, error.headers)
+        if isinstance(error, (Overloaded, Draining)):
+            after = getattr(error, "retry_after", 1.0)
+            body["retry_after_ms"] = round(1e3 * after, 1)
+            header = (b"retry-after", b"%d" % max(1, math.ceil(after)))
+            return Refusal(429 if getattr(error, "over_share", False) else 503, body, (header,))
+        return Refusal(504 if isinstance(error, Expired) else 400, body)
 
 
 class HttpExchange:

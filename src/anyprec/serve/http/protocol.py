@@ -304,6 +304,7 @@ def read_deadline(parameters: Mapping[str, Any]) -> float | None:
 # --- out ---
 
 
+COMPACT = json.JSONEncoder(separators=(",", ":"))
 MOST_DIGITS = 17  # bytes of a number in JSON and its comma (native/run/json_numbers.h)
 PIECE = 1 << 15  # numbers that become JSON at a time: half a MB
 LABEL_BYTES = 64  # of a label with its score, as a rule
@@ -377,7 +378,7 @@ def write_answer(
 
 
 def compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return COMPACT.encode(value).encode()
 
 
 def label_text(rows: Sequence[Sequence[str]]) -> list[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +35,9 @@ from anyprec.serve.monitoring.recent import (
     RecentSeconds,
 )
 
+if TYPE_CHECKING:
+    from anyprec.serve.scheduling.answer import Answer
+
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 BUSY = (429, 503)
@@ -50,6 +53,10 @@ class ServedRun:
     batch: int  # images that ran together
     images: int  # of them, this request's
     went_on: int | None = None  # of those, beyond the first stage; None: no cascade
+
+    @staticmethod
+    def of(answer: Answer, images: int) -> ServedRun:
+        return ServedRun(answer.bits, answer.queue_s, answer.run_s, answer.batch, images, answer.went_on)
 
 
 class Metrics:

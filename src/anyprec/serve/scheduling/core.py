@@ -99,6 +99,7 @@ class SchedulerCore:
         self.slo = slo
         self.limits = limits or QueueLimits()
         self.margin = margin
+        self.sending = 0.0  # seconds that an answer takes from its run's end, as a rule; part of the margin
         self.engines = engines
         self.queue = Queue()
         self.running: list[Batch] = []
@@ -319,6 +320,8 @@ class SchedulerCore:
         went_on: of a cascade, how many images did.
         """
         self.running.remove(batch)
+        if any(now + self.sending > request.deadline for request in batch.requests):
+            self.policy.missed()
         if seconds is not None:
             batch.table.observe(batch.level.name, batch.images, seconds, now, went_on)
         if now - self._reviewed > REVIEW_S:

@@ -34,6 +34,7 @@ from anyprec.progress import Progress
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # measured sizes; those in between are interpolated
 MEDIAN_OF = 9  # runs: up to 4 hiccups among them change nothing
 FOLLOW = 0.3  # step of drift per run, as an exponent: it follows a lasting change in about 15 runs
+FOLLOW_EVERY = 4  # runs: in so few a cell hardly moves, and making the rows anew costs more than all the rest
 CELL_STEP = 0.01  # largest change of a cell per run, in its logarithm
 # Each run also pulls its cell this far back to its first measurement. Otherwise drift and the one cell in use could
 # move in opposite directions, and every other cell would be wrong.
@@ -102,6 +103,7 @@ class LatencyTable:
         self._ratios: deque[float] = deque(maxlen=MEDIAN_OF)
         self._recent: deque[float] = deque(maxlen=MEMORY)
         self._returned = -math.inf
+        self._changed: set[str] = set()  # levels whose rows do not follow their cells yet
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -197,7 +199,10 @@ class LatencyTable:
             if part:
                 cells[n] *= math.exp(part * step) * (first[n] / cells[n]) ** (part * PULL)
         seen[below if share < 0.5 else above] = now
-        self._follow(level)
+        self._changed.add(level)
+        if self.runs % FOLLOW_EVERY == 0:
+            self._follow(*self._changed)
+            self._changed.clear()
 
     def _let_return(self, now: float) -> None:
         """Unused cells return to their first measurement: one that looks too slow would never be tried again."""

@@ -44,7 +44,7 @@ from anyprec.serve.scheduling.stats import SchedulerStats
 __all__ = ["Answer", "QueueLimits", "Request", "Scheduler"]
 
 IDLE_S = 0.25  # an idle engine thread wakes this often, to drop expired requests and re-time stale table cells
-SENDING = 0.95  # quantile of the time from a run's end until its answer is sent that is kept back from deadlines ...
+SENDING = 0.99  # quantile of the time from a run's end until its answer is sent that is kept back from deadlines ...
 SENDING_RUNS = 256  # ... of so many answers
 MOST_MARGIN = 0.4  # of the SLO
 PROBE_SHARE = 0.25  # longest run that only keeps the latency table up to date, as a fraction of the SLO
@@ -434,6 +434,7 @@ class Scheduler:
                 ordered = sorted(self._sending)
                 found = ordered[int(SENDING * (len(ordered) - 1))]
                 self._core.margin = max(self._margin, min(found, MOST_MARGIN * self.slo))
+                self._core.sending = ordered[len(ordered) // 2]
 
     def replace_model(
         self, model: ServableModel, table: LatencyTable | None = None, levels: ServedLevels | None = None
