@@ -2,10 +2,15 @@
 
     python bench/serve_levels.py --data DIR --out levels.apm
     python bench/serve_targets.py levels.apm --data DIR --work build/serve_targets [--cores 0:1]
+    python bench/serve_targets.py resnet50 --work build/serve_resnet50 --slice 60 --capacity 20 --cores 0:1
 
 Target and C8 are found as in bench/serve.py, held at 8 bit. Then slices of seconds, policies in turn: "adaptive" has
-all levels of the file, numbers are widths held. Held-out test images are sent: every answer must be the file's own
-at the level that the server names. Interrupted, it goes on where it was. Writes bench/results/serve_targets.csv.
+all levels of the file, numbers are widths held. 8 bit is held in bursts only; 1 bit everywhere, since what that misses
+the machine itself costs, and no policy could save it. Held-out test images are sent: every answer must be the file's
+own at the level that the server names. Interrupted, it goes on where it was. Writes bench/results/serve_targets.csv.
+
+"resnet50" has random weights, is sent noise, and stands for time alone: the accuracies of its file are those of the
+paper's Table 1 (any-precision ResNet-50 on ImageNet), so that the policy has something to weigh.
 """
 
 from __future__ import annotations
@@ -22,11 +27,16 @@ import serve
 from plans_cascades import held_out
 from serve_results import grid_name, grid_row, seed_of, to_csv
 
+from anyprec.bench import random_networks as graphs
+from anyprec.format.file import write
 from anyprec.loadtest import arrivals
+from anyprec.loadtest.target import noise
 from anyprec.progress import Progress
+from anyprec.reproduce import paper
 
 CELLS = "1@1,1.5@1,2@1,2.5@1,0.8@4"  # load / C8 @ CV^2
 SENT = 2000  # images
+NOISE = 64  # random ones
 SLICE_S, ROUNDS = 5.0, 10
 KEPT = (
     "load", "cv2", "policy", "slices", "requests", "misses", "attainment", "rejected", "late", "errors",
@@ -39,7 +49,7 @@ class Targets(serve.Bench):
         super().__init__(args)
         self.options.append("--local-control")
         self.scale = replace(
-            self.scale, slice_s=SLICE_S, rounds=args.rounds or ROUNDS, capacity_s=args.capacity, alone=100
+            self.scale, slice_s=args.slice, rounds=args.rounds or ROUNDS, capacity_s=args.capacity, alone=100
         )
         serve.STOLEN_S = math.inf  # on a virtual machine some is always stolen: it is part of the machine as it is
         self.cells = [tuple(map(float, cell.split("@"))) for cell in args.cells.split(",")]
@@ -51,10 +61,13 @@ class Targets(serve.Bench):
         return super().slice(name, policy, times, seed, plan, min(repeats, 1))
 
     def in_cell(self, cv2: float) -> list[str]:
-        """Widths that are held are compared with in bursts only."""
-        return [policy for policy in self.policies if policy == "adaptive" or cv2 > 1]
+        """8 bit, held, is compared with in bursts only."""
+        return [policy for policy in self.policies if policy != "8" or cv2 > 1]
 
     def images(self):
+        if self.data is None:
+            images = noise(self.target, NOISE)
+            return images, self.packed(images, bits=8).argmax(1)
         data = held_out(self.data)
         return data.images[:SENT], np.asarray(data.labels)[:SENT]
 
@@ -67,7 +80,7 @@ class Targets(serve.Bench):
             found = {}
             self.packed.always_cascade = True
             for name in self.levels():
-                parts = np.array_split(self.sent, len(self.sent) // 50)
+                parts = np.array_split(self.sent, max(1, len(self.sent) // 50))
                 found[name] = np.concatenate([self.packed(part, bits=name) for part in parts]).argmax(1)
             np.savez(path, **found)
         with np.load(path) as kept:
@@ -108,13 +121,26 @@ class Targets(serve.Bench):
         return found
 
 
+def made_resnet50(work: Path) -> Path:
+    path = work / "resnet50.apm"
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        graph = graphs.resnet_graph(50)
+        _, accuracies = paper.TABLE1["ImageNet ResNet-50"]
+        known = dict(zip(("1", "2", "4", "8"), accuracies, strict=False))
+        profiles = tuple(replace(profile, accuracy=known[profile.name]) for profile in graph.profiles)
+        write(replace(graph, profiles=profiles), path)
+    return path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--data", required=True)
+    parser.add_argument("model", help="a model file, or resnet50")
+    parser.add_argument("--data", help="of CIFAR-10; leave it out to send noise")
     parser.add_argument("--work", default="build/serve_targets", help="where slices are kept")
     parser.add_argument("--cells", default=CELLS, metavar="LOAD@CV2,...", help=f"loads, times C8 (default: {CELLS})")
-    parser.add_argument("--policies", default="adaptive,8", help="adaptive, or levels to hold")
+    parser.add_argument("--policies", default="adaptive,8,1", help="adaptive, or widths to hold")
+    parser.add_argument("--slice", type=float, default=SLICE_S, metavar="S", help="seconds of each load")
     parser.add_argument("--rounds", type=int, help=f"slices of every cell (default: {ROUNDS})")
     parser.add_argument("--capacity", type=float, default=6.0, metavar="S", help="seconds of a load when C8 is sought")
     parser.add_argument("--minutes", type=float, default=60.0, help="then stop; run it again for the rest")
@@ -128,6 +154,8 @@ def main() -> None:
         sender, server = (int(core) for core in args.cores.split(":"))
         os.sched_setaffinity(0, {sender})
         serve.Server.cores = {server}
+    if args.model == "resnet50":
+        args.model = made_resnet50(Path(args.work))
     bench = Targets(args)
     try:
         bench.find_target()
