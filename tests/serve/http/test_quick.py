@@ -12,9 +12,11 @@ from attacks import HIDDEN, reached, statuses, take, talk
 from serving import SMALL, binary_request, expected, images, running, save, wait_for
 
 from anyprec.serve.connections.connection import ConnectionLimits
+from anyprec.serve.connections.table import network_of
 from anyprec.serve.http import quick
 from anyprec.serve.http.keys import read_keys
 from anyprec.serve.models import Settings
+from anyprec.serve.scheduling.core import SchedulerCore
 
 PATH = "/v2/models/net/infer"
 
@@ -251,7 +253,7 @@ def test_what_is_kept_is_bounded(server, monkeypatch):
         head, body = request(x, more=b"x-number: %d\r\n" % number, deadline_ms=1000 + number)
         assert statuses(talk(server.port, head + body)) == [200]
         assert statuses(talk(server.port, head + body)) == [200]
-        assert len(server.app.quick.heads) <= 4 and len(server.app.quick.calls) <= 4
+        assert len(server.app.quick.heads) <= 4 and len(server.app.quick.calls["net"][1]) <= 4
     assert statuses(talk(server.port, b"".join(request(images(40, seed=1))))) == [400]  # above max_batch
     large = request(images(32, seed=1), more=b"x-large: 1\r\n")
     assert len(large[0] + large[1]) < quick.MOST_BYTES
@@ -272,11 +274,42 @@ def test_a_key_that_is_withdrawn_is_refused(model_path):
         with reached(server) as paths:
             assert statuses(talk(server.port, head + body)) == [200]
         assert paths == []
-        assert not any(b"0123456789abcdefgh" in kept for kept in server.app.quick.heads)
+        assert not any(b"0123456789abcdefgh" in digest for _, digest in server.app.quick.heads)
         wrong = head.replace(b"0123456789abcdefgh", b"0123456789abcdefgX")
         assert statuses(talk(server.port, wrong + body)) == [401]
         server.app.keys = read_keys(environ={"ANYPREC_API_KEYS": "another-key-of-length"})
         assert statuses(talk(server.port, head + body)) == [401]
+
+
+def test_the_client_that_a_trusted_proxy_names(model_path, monkeypatch):
+    seen = []
+    arrive = SchedulerCore.arrive
+    monkeypatch.setattr(
+        SchedulerCore, "arrive", lambda core, request, now: (seen.append(request.client), arrive(core, request, now))
+    )
+    x = images(1, seed=20)
+    with running({"net": model_path}) as server:
+        table = server.server.table
+        for trusted in ((network_of("127.0.0.1"),), ()):  # then the same head from somebody else
+            table.trusted = trusted
+            for client in ("203.0.113.7", "203.0.113.8"):
+                head, body = learn(server, x, more=b"x-forwarded-for: %b\r\n" % client.encode(), bits=8)
+                seen.clear()
+                with reached(server) as paths:
+                    assert statuses(talk(server.port, head + body)) == [200]
+                assert paths == []
+                assert seen == [client if trusted else "127.0.0.1"]
+
+
+def test_two_models_side_by_side(model_path, tmp_path):
+    other, x = save(tmp_path / "other.apm", seed=9), images(1, seed=21)
+    with running({"net": model_path, "other": other}) as server:
+        made = {name: learn(server, x, path=f"/v2/models/{name}/infer", bits=8) for name in ("net", "other")}
+        with reached(server) as paths:
+            for name, path in (("net", model_path), ("other", other), ("net", model_path)):
+                (answer,) = answers(talk(server.port, b"".join(made[name])))
+                assert np.array_equal(output(answer), expected(path, x, 8))
+        assert paths == []
 
 
 def test_another_file_and_no_file(tmp_path):

@@ -62,6 +62,8 @@ class RequestState:
 
     control: bool  # came over the control socket
     address: str  # to count by
+    trusted: bool = False  # its connection is a proxy of ours, ...
+    named: str | None = None  # ... which says that the client is this
     arrived: float | None = None  # when it was complete
     head: bytes | None = None  # as it came, where its begin and its end are beyond doubt
     gone: Callable[[], None] | None = None  # set by the application
@@ -178,9 +180,9 @@ class Connection(HttpToolsProtocol):
 
     def _take_known(self, quick: QuickInfer, data: bytes) -> bytes:
         """What the parser must read: nothing where this is a known request, or its begin."""
-        known, data = self.known or quick.find(data), self.begun + data
+        known, data = self.known or quick.find(data, self.trusted), self.begun + data
         self.known, self.begun = None, b""
-        if known is None or self.closing or self.control or self.trusted or self.for_health:
+        if known is None or self.closing or self.control or self.for_health:
             return data
         if len(data) < known.size:
             now = time.monotonic()
@@ -190,7 +192,7 @@ class Connection(HttpToolsProtocol):
             return b""
         if len(data) > known.size or self.flow.write_paused:
             return data
-        state = RequestState(self.control, self.address)
+        state = RequestState(self.control, self.address, self.trusted)
         host = self.client[0] if self.client else ""
         exchange = quick.submit(known, data, self, host, arrival_time(self.socket))
         if exchange is None:
@@ -266,12 +268,13 @@ class Connection(HttpToolsProtocol):
         self.in_headers, self.body_bytes = False, 0
         self.until = time.monotonic() + self.limits.body_s
         cycle: Any = self.cycle
-        cycle.state = RequestState(self.control, self.address)
+        cycle.state = RequestState(self.control, self.address, self.trusted)
         self.scope["extensions"] = {"anyprec": cycle.state}
         if self.trusted:
             named = named_by_proxy(self.headers, self.table.trusted)
             if named is not None:
                 self.scope["client"] = (named, 0)
+                cycle.state.named = named
         self.cycles.append(cycle)
         if len(self.cycles) > PIPELINED:
             self.stop(429, f"over {PIPELINED} requests wait on this connection")

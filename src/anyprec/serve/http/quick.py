@@ -50,7 +50,7 @@ class KnownHead:
     """What the ordinary way has found a head to mean."""
 
     served: ServedModel
-    caller: str | None  # the name of its key
+    client: str | None  # the name of its key, or as a trusted proxy tells it; None: the connection's address
     start: int  # of the body, in bytes
     size: int  # of the whole request
     json: int  # bytes of JSON that the body begins with
@@ -66,6 +66,7 @@ class KnownCall:
     bits: int | str | None
     min_bits: int
     deadline_s: float | None
+    held: int  # bytes of all outputs
 
 
 class QuickConnection(Protocol):
@@ -77,9 +78,9 @@ class QuickConnection(Protocol):
 class QuickInfer:
     def __init__(self, app: App) -> None:
         self.app = app
-        self.heads: dict[bytes, KnownHead] = {}  # by digest: a head may hold a key, which is kept nowhere
-        self.calls: dict[bytes, KnownCall] = {}  # by JSON; of one model at a time
-        self.loaded: LoadedModel | None = None
+        # By digest, since a head may hold a key, which is kept nowhere; from trusted proxies or not.
+        self.heads: dict[tuple[bool, bytes], KnownHead] = {}
+        self.calls: dict[str, tuple[LoadedModel, dict[bytes, KnownCall]]] = {}  # of each model, by JSON
         self.keys = app.keys
         self.secret = os.urandom(16)
 
@@ -87,20 +88,21 @@ class QuickInfer:
 
     def learn(self, http: HttpExchange) -> None:
         """This request was answered. Its connection kept the head, if where that ends was beyond doubt."""
-        head: bytes | None = getattr(http.state, "head", None)
-        if head is None or http.served is None or len(head) > MOST_HEAD:
+        state = http.state
+        if state is None or state.head is None or http.served is None or len(state.head) > MOST_HEAD:
             return
         if any(name in http.headers for name in NOT_LEARNED):
             return
         length, json_bytes = http.headers.get(b"content-length", b""), length_header(http.headers)
-        if not length.isdigit() or not json_bytes or len(head) + int(length) > MOST_BYTES:
+        start: int = len(state.head)
+        if not length.isdigit() or not json_bytes or start + int(length) > MOST_BYTES:
             return
         self._forget_old_keys()
         if len(self.heads) >= MOST_KNOWN:
             self.heads.clear()
-        caller = None if http.caller is None else http.caller.name
-        self.heads[self._digest(head)] = KnownHead(
-            http.served, caller, len(head), len(head) + int(length), min(json_bytes, int(length))
+        client = None if http.caller is None else http.caller.name
+        self.heads[state.trusted, self._digest(state.head)] = KnownHead(
+            http.served, client or state.named, start, start + int(length), min(json_bytes, int(length))
         )
 
     def _digest(self, head: bytes) -> bytes:
@@ -113,15 +115,15 @@ class QuickInfer:
 
     # --- answering ---
 
-    def find(self, data: bytes) -> KnownHead | None:
-        """The head that these bytes begin with, if it is known."""
+    def find(self, data: bytes, trusted: bool) -> KnownHead | None:
+        """The head that these bytes begin with, if it is known. trusted: they come from a proxy of ours."""
         if not self.heads or self.app.log_requests:
             return None
         end = data.find(b"\r\n\r\n", 0, MOST_HEAD)
         if end < 0:
             return None
         self._forget_old_keys()
-        return self.heads.get(self._digest(data[: end + 4]))
+        return self.heads.get((trusted, self._digest(data[: end + 4])))
 
     def submit(
         self, known: KnownHead, data: bytes, connection: QuickConnection, address: str, arrived: float
@@ -131,13 +133,13 @@ class QuickInfer:
         if loaded is None or app.draining:
             return None
         try:
-            call = self._read(loaded, known, data)
+            found = self._read(loaded, known, data)
         except InputError:
             return None
-        held = known.size + ONE_PIECE
-        if call is None or app.bodies.held + held > app.limits.held:
+        if found is None or app.bodies.held + known.size + found[1] > app.limits.held:
             return None
-        request = app.request_of(call, known.caller or address, arrived)
+        call, held = found[0], known.size + found[1]
+        request = app.request_of(call, known.client or address, arrived)
         exchange = QuickExchange(app, connection, known.served, loaded, call, request, held)
         try:
             loaded.scheduler.submit(request, exchange.done)
@@ -148,29 +150,34 @@ class QuickInfer:
         app.bodies.held += held
         return exchange
 
-    def _read(self, loaded: LoadedModel, known: KnownHead, data: bytes) -> InferRequest | None:
-        """None: its answer is large, or it has no binary tensor. Raises InputError."""
+    def _read(self, loaded: LoadedModel, known: KnownHead, data: bytes) -> tuple[InferRequest, int] | None:
+        """The request, and the bytes of its outputs. None: there are too many, or no tensor. Raises InputError."""
         start = known.start + known.json
         if start == known.size:
             return None
-        if loaded is not self.loaded:
-            self.calls.clear()
-            self.loaded = loaded
+        name = known.served.name
+        of, calls = self.calls.get(name, (None, {}))
+        if of is not loaded:
+            calls = {}
+            self.calls[name] = loaded, calls
         text = data[known.start : start]
-        found = self.calls.get(text)
+        found = calls.get(text)
         if found is not None:
             x = from_bytes(memoryview(data)[start:], found.datatype, found.shape)
-            return InferRequest(x, found.wanted, None, found.bits, found.min_bits, found.deadline_s)
+            return InferRequest(x, found.wanted, None, found.bits, found.min_bits, found.deadline_s), found.held
         call = read_infer_request(data[known.start :], known.json, loaded.signature)
         shapes = loaded.output_shapes(call.x)
-        if answer_size(call, shapes)[0] > SMALL or 4 * sum(map(math.prod, shapes)) > ONE_PIECE // 2:
+        held = 4 * sum(map(math.prod, shapes))
+        if answer_size(call, shapes)[0] > SMALL or held > ONE_PIECE // 2:
             return None
         if call.id is None:
-            if len(self.calls) >= MOST_KNOWN:
-                self.calls.clear()
+            if len(calls) >= MOST_KNOWN:
+                calls.clear()
             datatype = parse_json(text)["inputs"][0]["datatype"]
-            self.calls[text] = KnownCall(datatype, call.x.shape, call.wanted, call.bits, call.min_bits, call.deadline_s)
-        return call
+            calls[text] = KnownCall(
+                datatype, call.x.shape, call.wanted, call.bits, call.min_bits, call.deadline_s, held
+            )
+        return call, held
 
 
 class QuickExchange:
