@@ -281,6 +281,16 @@ def test_a_key_that_is_withdrawn_is_refused(model_path):
         assert statuses(talk(server.port, head + body)) == [401]
 
 
+def test_what_the_control_socket_may_is_not_learned(model_path, monkeypatch):
+    keys = read_keys(environ={"ANYPREC_API_KEYS": "0123456789abcdefgh"})
+    with running({"net": model_path}, keys=keys) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.server.kind, "control", True)  # as on the control socket, whose owner needs no key
+            head, body = learn(server, images(1, seed=22), bits=8)
+        assert server.app.quick.heads == {}
+        assert statuses(talk(server.port, head + body)) == [401]
+
+
 def test_the_client_that_a_trusted_proxy_names(model_path, monkeypatch):
     seen = []
     arrive = SchedulerCore.arrive

@@ -91,6 +91,8 @@ class QuickInfer:
         state = http.state
         if state is None or state.head is None or http.served is None or len(state.head) > MOST_HEAD:
             return
+        if state.control:  # its owner needs no key: the same head over the network does
+            return
         if any(name in http.headers for name in NOT_LEARNED):
             return
         length, json_bytes = http.headers.get(b"content-length", b""), length_header(http.headers)
