@@ -271,3 +271,13 @@ def test_the_rate_forgets():
         rate.add(1, i * 0.01)
     assert rate.at(10.0) == pytest.approx(100, rel=0.05)
     assert rate.at(20.0) < 0.1
+
+
+@pytest.mark.parametrize(("ends_ms", "sending_ms", "learns"), [(10, 0, False), (25, 0, True), (18, 4, True)])
+def test_an_answer_that_is_late_or_will_be_when_it_is_sent_raises_the_price(ends_ms, sending_ms, learns):
+    d = core()
+    d.sending = 1e-3 * sending_ms
+    d.arrive(request(20), 0.0)
+    d.finish(d.next(0.0), 1e-3 * ends_ms, 1e-3 * ends_ms)
+    assert d.next(1e-3 * ends_ms) is None  # the busy period is over, and learned from
+    assert (sum(d.policy.prices.values()) > 0) == learns
