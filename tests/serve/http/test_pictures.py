@@ -18,6 +18,7 @@ from PIL import Image
 from serving import ask, infer_binary, running
 
 import anyprec
+import anyprec.run.accuracy
 from anyprec.cli import main
 from anyprec.data import FileData, MaskData, batches, cifar10, load_data
 from anyprec.data.catalog import DATASETS
