@@ -430,7 +430,7 @@ int port_limit([[maybe_unused]] const TileKernel &kernel) {
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
     if (kernel.input == Input::lookup_pairs)
         return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
-    return kernel.lanes == 64 || widens ? products : 2 * products;
+    return kernel.input == Input::lookup && kernel.lanes == 64 || widens ? products : 2 * products;
 #endif
 }
 

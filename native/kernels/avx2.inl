@@ -166,3 +166,34 @@ inline I broadcast4(const uint8_t *p) {
     std::memcpy(&word, p, 4);
     return _mm256_set1_epi32(word);
 }
+
+// For lookup_1bit.inl
+inline I every_quarter(const uint8_t *p) { // 16 bytes, in all parts of 128 bits
+    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline I look_up(I table, I index) {
+    return _mm256_shuffle_epi8(table, index);
+}
+inline I add_bytes(I a, I b) {
+    return _mm256_add_epi8(a, b);
+}
+inline I add_words(I a, I b) {
+    return _mm256_add_epi16(a, b);
+}
+inline I sub_words(I a, I b) {
+    return _mm256_sub_epi16(a, b);
+}
+template <int Count> inline I words_left(I a) {
+    return _mm256_slli_epi16(a, Count);
+}
+template <int Count> inline I words_right(I a) {
+    return _mm256_srli_epi16(a, Count);
+}
+// Keeps x in a register at this point. Otherwise gcc moves its computation, runs out of registers, and folds loads into
+// vpshufb, which is slower than a load and a vpshufb.
+ANYPREC_INLINE I keep_in_register(I x) {
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+x"(x));
+#endif
+    return x;
+}

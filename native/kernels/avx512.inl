@@ -148,3 +148,36 @@ inline I sub(I a, I b) {
 inline I quarter(I a) {
     return _mm512_srai_epi32(a, 2);
 }
+
+// For lookup_1bit.inl
+inline I load(const void *p) {
+    return _mm512_loadu_si512(p);
+}
+inline I every_quarter(const uint8_t *p) { // 16 bytes, in all parts of 128 bits
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline I look_up(I table, I index) {
+    return _mm512_shuffle_epi8(table, index);
+}
+inline I add_bytes(I a, I b) {
+    return _mm512_add_epi8(a, b);
+}
+inline I add_words(I a, I b) {
+    return _mm512_add_epi16(a, b);
+}
+inline I sub_words(I a, I b) {
+    return _mm512_sub_epi16(a, b);
+}
+template <int Count> inline I words_left(I a) {
+    return _mm512_slli_epi16(a, Count);
+}
+template <int Count> inline I words_right(I a) {
+    return _mm512_srli_epi16(a, Count);
+}
+// Keeps x in a register at this point: as in avx2.inl.
+ANYPREC_INLINE I keep_in_register(I x) {
+#if defined(__GNUC__) && !defined(ANYPREC_EMULATE)
+    __asm__ volatile("" : "+v"(x));
+#endif
+    return x;
+}

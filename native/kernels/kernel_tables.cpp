@@ -7,8 +7,12 @@
 
 namespace anyprec {
 
-#if defined(ANYPREC_AVXVNNI) || defined(ANYPREC_AMX)
+#if defined(__x86_64__) || defined(_M_X64)
 namespace {
+
+bool is_lookup(const TileKernel &kernel) {
+    return kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
+}
 
 // The table of `base`, with kernels of `more` beside those that `keeps` keeps.
 class DerivedTable {
@@ -24,6 +28,8 @@ class DerivedTable {
         table.integer = integer_;
         table.winograd = more.winograd ? more.winograd : base.winograd;
         table.release = more.release;
+        if (more.slow_dots)
+            table.slow_dots = more.slow_dots;
     }
 
   private:
@@ -34,14 +40,17 @@ class DerivedTable {
 };
 
 } // namespace
-#endif
 
+// vpermb looks up more than vpshufb.
+const Kernels *kernels_avx512() {
+    static const DerivedTable derived(*kernels_avx512vnni(), integer_vbmi,
+                                      [](const TileKernel &kernel) { return !is_lookup(kernel); });
+    return &derived.table;
+}
 #if defined(ANYPREC_AVXVNNI)
 // Lookups stay; vpdpbusd is faster than all products of AVX2.
 const Kernels *kernels_avxvnni() {
-    static const DerivedTable derived(*kernels_avx2(), integer_avxvnni, [](const TileKernel &kernel) {
-        return kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
-    });
+    static const DerivedTable derived(*kernels_avx2(), integer_avxvnni, is_lookup);
     return &derived.table;
 }
 #endif
@@ -51,6 +60,7 @@ const Kernels *kernels_amx() {
     return &derived.table;
 }
 #endif
+#endif
 
 const Kernels *const *kernel_tables() {
     static const Kernels *const tables[] = {kernels_scalar(),
@@ -59,6 +69,7 @@ const Kernels *const *kernel_tables() {
 #if defined(ANYPREC_AVXVNNI)
                                             kernels_avxvnni(),
 #endif
+                                            kernels_avx512vnni(),
                                             kernels_avx512(),
 #if defined(ANYPREC_AMX)
                                             kernels_amx(),

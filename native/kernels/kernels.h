@@ -207,7 +207,7 @@ inline int matrix_steps(int steps) {
 // Bytes of a lookup table: an offset is its number times this. Kernels that count bits (ARM) have no tables, and take
 // the number itself.
 inline int lookup_entry(const TileKernel &k) {
-    return k.step_channels == 8 ? 1 : k.lanes == 64 ? 64 : 16;
+    return k.step_channels == 8 ? 1 : k.step_channels == 4 ? 16 : 64;
 }
 
 // Bytes that a step reads of one input pixel, and of one vector of the panel.
@@ -376,7 +376,7 @@ struct FunctionKernels {
 
 struct Kernels {
     const char *isa;
-    const TileKernel *const *integer; // fastest first, ends with nullptr; the last one supports all widths
+    const TileKernel *const *integer; // ends with nullptr; one of them supports all widths
     const TileKernel *floats, *toom_cook;
     void (*toom_cook_input)(const ToomCookInput &);
     void (*depthwise_codes)(const DepthwiseRow &);
@@ -417,17 +417,19 @@ struct Kernels {
 // An instruction set that adds integer products to those of another table; all else is that table's.
 struct IntegerKernels {
     const char *isa;
-    const TileKernel *const *integer; // ends with nullptr; the last one supports all widths
+    const TileKernel *const *integer; // ends with nullptr
     const Winograd *const *winograd;  // nullptr: those of the other table
     void (*release)();                // as in Kernels
+    bool (*slow_dots)() = nullptr;    // nullptr: as the other table has it
 };
 
 const Kernels *kernels_scalar();
 const Kernels *kernels_avx2();
 const Kernels *kernels_avxvnni(); // kernel_tables.cpp: kernels_avx2 with integer_avxvnni
-const Kernels *kernels_avx512();
+const Kernels *kernels_avx512vnni();
+const Kernels *kernels_avx512(); // kernel_tables.cpp: kernels_avx512vnni with integer_vbmi
 const Kernels *kernels_amx(); // kernel_tables.cpp: kernels_avx512 with integer_amx
-extern const IntegerKernels integer_avxvnni, integer_amx;
+extern const IntegerKernels integer_avxvnni, integer_vbmi, integer_amx;
 extern const PairKernels pairs_bf16; // for CPUs with avx512_bf16; only if ANYPREC_BF16 is defined
 bool amx_multiplies(); // whether a small product by AMX is right; an illegal instruction where there is none
 const Kernels *kernels_neon();

@@ -222,7 +222,50 @@ template <typename Inner, int R, int V> struct RegisterTotals : StackTotals<Inne
     }
 };
 
+// --- 1 bit: table lookup of two pixels -------------------------------------------------------------------------------
+
+template <int V> constexpr int kPairsAtOnce = V == 1 ? 4 : 2;
+alignas(32) constexpr uint8_t kLowerHalves[32] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
+                                                  15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
+ANYPREC_INLINE I lower_halves() {
+    const uint8_t *mask = kLowerHalves;
+#if defined(__GNUC__)
+    __asm__("" : "+r"(mask)); // load the mask where it is used: no register is left to keep it
+#endif
+    return keep_in_register(load(mask));
+}
+
 #include "kernels/lookup_1bit.inl"
+
+template <int Steps>
+void few_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, uint16_t *offsets) {
+    for (int i = 0; i < count; ++i, offsets += Steps) {
+        const __m128i lower = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].first));
+        const __m128i upper = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].second));
+        store_few_offsets<Steps>(offsets, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
+    }
+}
+
+// Like lookup_offsets_ymm. The masks keep codes past a pixel's channels out of the other pixel's half.
+void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                            uint16_t *offsets) {
+    if (steps == 4 && pixel >= 16)
+        return few_pair_offsets<4>(zeros, pixel, pairs, count, offsets);
+    if (steps == 8 && pixel >= 32)
+        return few_pair_offsets<8>(zeros, pixel, pairs, count, offsets);
+    if (steps < 16)
+        return pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
+    for (int i = 0; i < count; ++i, offsets += steps) {
+        const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
+        const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);
+        for (int g = 0; g < steps; g += 16) {
+            const int at = g + 16 <= steps ? g : steps - 16;
+            const __m128i lower = _mm_and_si128(group_codes<1>(first + at, steps), _mm_set1_epi8(15));
+            const __m128i upper = _mm_and_si128(group_codes<1>(second + at, steps), _mm_set1_epi8(15));
+            store_offsets(offsets + at, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
+        }
+    }
+}
 
 // --- 8 bit: vpmaddwd, two channels per step --------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-// AVX-512 kernels with VNNI and VBMI (Ice Lake, Zen 4 and later). Flags: -mavx512{f,bw,vl,dq,vnni,vbmi} -mfma -O2.
+// AVX-512 kernels with VNNI: all that Cascade Lake and Cooper Lake have, and what later CPUs use beside the lookups of
+// kernels_vbmi.cpp. Flags: -mavx512{f,bw,vl,dq,vnni} -mfma -O2.
 // In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 to 4.
 //
 //   tile: up to 6 rows x 4 vectors (or 8 x 2), 24 accumulators in the 32 registers
@@ -7,10 +8,8 @@
 //    ...     | ...             | ...     | ...     | ...     |     or 1 float of row r
 //    x[5] -> | acc 5,0         | acc 5,1 | acc 5,2 | acc 5,3 |
 //
-//   8 to 3 bit vpdpbusd, exact, 64 products per instruction
-//   2, 1 bit   vpermb as a table lookup of 64 entries. The activations (three of 2 bits, or six of 1 bit)
-//              choose one of 64 tables (4 KB of constants); the weights are the index. One instruction does
-//              192 or 384 products.
+//   8 to 2 bit vpdpbusd, exact, 64 products per instruction
+//   1 bit      vpshufb as a table lookup, of two pixels at a time (lookup_1bit.inl): 512 products per instruction
 #include "kernels/kernels.h"
 
 #if defined(ANYPREC_EMULATE)
@@ -308,84 +307,37 @@ struct SharedDots {
     }
 };
 
-// --- 2 and 1 bit: table lookup ---------------------------------------------------------------------------------------
+// --- 1 bit: table lookup of two pixels -------------------------------------------------------------------------------
 
-// table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
-template <int Bits> struct Products {
-    alignas(64) uint8_t table[64][64];
-    constexpr Products() : table() {
-        for (int a = 0; a < 64; ++a)
-            for (int w = 0; w < 64; ++w) {
-                int sum = 0;
-                for (int i = 0; i < 6; i += Bits)
-                    sum += (a >> i & ((1 << Bits) - 1)) * (w >> i & ((1 << Bits) - 1));
-                table[a][w] = static_cast<uint8_t>(sum);
-            }
-    }
-};
-constexpr Products<1> products1;
-constexpr Products<2> products2;
+template <int V> constexpr int kPairsAtOnce = 4;
+inline I lower_halves() {
+    return set1(0x0f0f0f0f);
+}
 
-// An 8-bit sum holds at least 255 / (largest entry) steps; the largest entry is 6 at 1 bit and 27 at 2 bits. Then even
-// bytes (channels 0..31 of the vector: panels.cpp interleaves them) are added to `low` and odd bytes (32..63) to
-// `high`, both in 16 bits. All fit in registers.
-template <int Bits> struct LookUp {
-    using Vector = I;
-    using Code = uint16_t;
-    static constexpr int kSafeSteps = -1;
-    static I input(const uint16_t *in, int s) {
-        const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
-        return _mm512_load_si512(table + in[s]);
-    }
-    static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
-    static I step(I acc, I x, I w) { return _mm512_add_epi8(acc, _mm512_permutexvar_epi8(w, x)); }
+#include "kernels/lookup_1bit.inl"
 
-    template <int R, int V> struct Totals {
-        I low[R][V] = {}, high[R][V] = {};
-
-        ANYPREC_INLINE void flush(I (&acc)[R][V]) {
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) {
-                    low[r][v] = _mm512_add_epi16(low[r][v], _mm512_and_si512(acc[r][v], _mm512_set1_epi16(0x00ff)));
-                    high[r][v] = _mm512_add_epi16(high[r][v], _mm512_srli_epi16(acc[r][v], 8));
-                    acc[r][v] = I{};
-                }
-        }
-        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
-            flush(acc);
-            alignas(64) uint16_t sums[R][64 * V];
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) {
-                    store(sums[r] + 64 * v, low[r][v]);
-                    store(sums[r] + 64 * v + 32, high[r][v]);
-                }
-            epilogue_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
-        }
-    };
-};
+void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
+                            uint16_t *offsets) {
+    kernels_avx2()->pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
+}
 
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
 constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(),
                 multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
-template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
-constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
+constexpr Operands pixel_pairs = {Input::lookup_pairs, Coding::lookup, 4, 64};
 constexpr Operands centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
 constexpr Operands floats = {Input::floats, Coding::floats, 1, 16};
 
-constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
-constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
+constexpr TileKernel lookup_1bit("vpshufb, 1 bit", pixel_pairs, {1, 1, 4 * (65535 / 4)}, tiles_of<PairTiles, 8, 8>(),
+                                 270);
 constexpr TileKernel dot_7bit("vpdpbusd", centered, {7, 8}, dots, 108);
 constexpr TileKernel dot_8bit("vpdpbusd, 8 bit", offset, {8, 8}, dots, 107);
 constexpr TileKernel float_fma("fma", floats, {0, 0}, multiplies, 1);
 constexpr TileKernel float_toom_cook("toom-cook fma", floats, {0, 0}, tiles_of<ToomCookTiles, 8, 8>(), 1,
                                      Algorithm::toom_cook);
-constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &dot_7bit, &dot_8bit, nullptr};
+constexpr const TileKernel *integer[] = {&lookup_1bit, &dot_7bit, &dot_8bit, nullptr};
 
 // U must fit 8 bits. Nine 3-bit weights add up to at most 63; nine 4-bit ones to 135, but to 72 as c - 8.
 constexpr Winograd winograd_3bit =
@@ -394,47 +346,7 @@ constexpr Winograd winograd_4bit =
     winograd_of<ByteForm>({"winograd vpdpbusd, 4 bit", offset, {4, 5}, dots, 108, Algorithm::winograd}, 4.5);
 constexpr const Winograd *winograd[] = {&winograd_3bit, &winograd_4bit, nullptr};
 
-// Zen 4 has one vpdpbusd of 512 bits a cycle, Intel's servers and Zen 5 have two; all have one vpermb with its vpaddb.
-// Of several short runs the shortest counts: what else the machine does only adds time.
-bool slow_dots() {
-#if defined(ANYPREC_EMULATE)
-    return false;
-#else
-    static const bool slow = [] {
-        constexpr int kChains = 12, kSteps = 200; // 12 sums hide the latency of either
-        const I x = set1(int32_t{0x01010101}), index = set1(int32_t{0x03020100});
-        const auto shortest = [&](auto &&step) {
-            unsigned long long best = ~0ull;
-            for (int run = 0; run < 8; ++run) {
-                I sum[kChains];
-#pragma GCC unroll 12
-                for (int i = 0; i < kChains; ++i)
-                    sum[i] = set1(int32_t{run});
-                const unsigned long long start = __rdtsc();
-                for (int n = 0; n < kSteps; ++n)
-#pragma GCC unroll 12
-                    for (int i = 0; i < kChains; ++i) {
-                        sum[i] = step(sum[i]);
-                        __asm__ volatile("" : "+v"(sum[i])); // the compiler must not see what it computes
-                    }
-                const unsigned long long time = __rdtsc() - start;
-                best = time < best ? time : best;
-            }
-            return static_cast<double>(best);
-        };
-        const double dots = shortest([&](I sum) { return _mm512_dpbusd_epi32(sum, x, index); });
-        const double lookups = shortest([&](I sum) {
-            I table = x;
-            __asm__ volatile("" : "+v"(table));
-            return _mm512_add_epi8(sum, _mm512_permutexvar_epi8(index, table));
-        });
-        return dots > 0.75 * lookups;
-    }();
-    return slow;
-#endif
-}
-
-constexpr Kernels table = {"avx512",
+constexpr Kernels table = {"avx512vnni",
                            integer,
                            &float_fma,
                            &float_toom_cook,
@@ -443,7 +355,7 @@ constexpr Kernels table = {"avx512",
                            depthwise_floats,
                            epilogue_floats,
                            lookup_offsets_zmm,
-                           pixel_pair_offsets,
+                           pixel_pair_offsets_ymm,
                            widen,
                            to_floats,
                            sums_zmm,
@@ -454,14 +366,11 @@ constexpr Kernels table = {"avx512",
                            transpose_floats,
                            transpose_codes,
                            &functions,
-                           winograd,
-                           nullptr,
-                           nullptr,
-                           slow_dots};
+                           winograd};
 
 } // namespace
 
-const Kernels *kernels_avx512() {
+const Kernels *kernels_avx512vnni() {
     return &table;
 }
 

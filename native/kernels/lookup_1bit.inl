@@ -1,11 +1,12 @@
-// 1-bit weights and activations on AVX2: one vpshufb looks up two pixels. Included by kernels_avx2.cpp after tiles.inl.
+// 1-bit weights and activations: one vpshufb looks up two pixels. Included after tiles.inl by kernels_avx2.cpp and
+// kernels_avx512.cpp, which define kPairsAtOnce and lower_halves.
 // In: a Tile with Input::lookup_pairs and Coding::lookup. Out: its accumulators, through the epilogue (ARITHMETIC.md,
 // section 3).
 //
-// A vpshufb looks up the sum over four channels, 0 to 4, for 32 output channels. The sum needs half a byte, so the
-// other half holds the sum of a second pixel:
+// A vpshufb looks up the sum over four channels, 0 to 4, for as many output channels as a vector has bytes. The sum
+// needs half a byte, so the other half holds the sum of a second pixel:
 //
-//   byte of a result:   | sum of pixel 2 | sum of pixel 1 |      32 bytes = 32 output channels
+//   byte of a result:   | sum of pixel 2 | sum of pixel 1 |      32 or 64 bytes, one for each output channel
 //                        7    upper    4   3    lower    0
 //
 // The four activations of both pixels choose the table (256 tables of 16 bytes, 4 KB). The four weights are the index.
@@ -26,17 +27,7 @@ struct PairProducts {
     }
 };
 constexpr PairProducts pair_products;
-alignas(32) constexpr uint8_t kLowerHalves[32] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15,
-                                                  15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
-
-// Keeps x in a register at this point. Otherwise gcc moves its computation, runs out of registers, and folds loads into
-// vpshufb, which is slower than a load and a vpshufb.
-ANYPREC_INLINE I keep_in_register(I x) {
-#if defined(__GNUC__)
-    __asm__ volatile("" : "+x"(x));
-#endif
-    return x;
-}
+constexpr int kBytes = sizeof(I);
 
 // `first` sums the first pixels in bytes, which hold Tile::safe_steps steps. `second` sums t >> 4 in 16-bit lanes. For
 // a lane with bytes 16 a + b (upper) and 16 c + d that is 256 a + 16 b + c. The b is known from `first` and is
@@ -61,49 +52,45 @@ template <int P, int V> struct PairSums {
             I w[V];
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                w[v] = keep_in_register(load(panel + 32 * (i * V + v)));
+                w[v] = keep_in_register(load(panel + kBytes * (i * V + v)));
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 const uint8_t *table = &pair_products.table[0][0] + in[p][s + i];
-                const I x = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(table)));
+                const I x = every_quarter(table);
 #pragma GCC unroll 2
                 for (int v = 0; v < V; ++v) {
-                    const I sum = _mm256_shuffle_epi8(x, w[v]);
-                    t[p][v] = keep_in_register(i ? _mm256_add_epi8(t[p][v], sum) : sum);
+                    const I sum = look_up(x, w[v]);
+                    t[p][v] = keep_in_register(i ? add_bytes(t[p][v], sum) : sum);
                 }
             }
         }
-        const uint8_t *mask = kLowerHalves;
-#if defined(__GNUC__)
-        __asm__("" : "+r"(mask)); // load the mask here: no register is left to keep it
-#endif
-        const I lower = keep_in_register(load(mask));
+        const I lower = lower_halves();
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                first[p][v] = keep_in_register(_mm256_add_epi8(first[p][v], _mm256_and_si256(t[p][v], lower)));
-                second[p][v] = keep_in_register(_mm256_add_epi16(second[p][v], _mm256_srli_epi16(t[p][v], 4)));
+                first[p][v] = keep_in_register(add_bytes(first[p][v], bit_and(t[p][v], lower)));
+                second[p][v] = keep_in_register(add_words(second[p][v], words_right<4>(t[p][v])));
             }
     }
 
-    // Adds the sums to 16-bit totals, one row per pixel. Even bytes are channels 0..15 of the vector, odd bytes 16..31.
-    template <bool Empty> ANYPREC_INLINE void add_to(uint16_t (*totals)[32 * V]) {
-        const auto put = [](uint16_t *to, I sums) { store(to, Empty ? sums : _mm256_add_epi16(load(to), sums)); };
-        const I even = _mm256_set1_epi16(0x00ff);
+    // Adds the sums to 16-bit totals, one row per pixel. Even bytes are the first half of the vector's channels.
+    template <bool Empty> ANYPREC_INLINE void add_to(uint16_t (*totals)[kBytes * V]) {
+        const auto put = [](uint16_t *to, I sums) { store(to, Empty ? sums : add_words(load(to), sums)); };
+        const I even = set1(0x00ff00ff);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                const I odd = _mm256_srli_epi16(first[p][v], 8);
-                const I rest = _mm256_sub_epi16(second[p][v], _mm256_slli_epi16(odd, 4));
-                put(totals[2 * p] + 32 * v, _mm256_and_si256(first[p][v], even));
-                put(totals[2 * p] + 32 * v + 16, odd);
-                put(totals[2 * p + 1] + 32 * v, _mm256_and_si256(rest, even));
-                put(totals[2 * p + 1] + 32 * v + 16, _mm256_srli_epi16(rest, 8));
+                const I odd = words_right<8>(first[p][v]);
+                const I rest = sub_words(second[p][v], words_left<4>(odd));
+                put(totals[2 * p] + kBytes * v, bit_and(first[p][v], even));
+                put(totals[2 * p] + kBytes * v + kBytes / 2, odd);
+                put(totals[2 * p + 1] + kBytes * v, bit_and(rest, even));
+                put(totals[2 * p + 1] + kBytes * v + kBytes / 2, words_right<8>(rest));
             }
     }
-    ANYPREC_INLINE void move_to(uint16_t (*totals)[32 * V], bool &empty) {
+    ANYPREC_INLINE void move_to(uint16_t (*totals)[kBytes * V], bool &empty) {
         if (empty)
             add_to<true>(totals);
         else
@@ -114,9 +101,9 @@ template <int P, int V> struct PairSums {
 };
 
 template <int R, int V> struct PairLookUp {
-    static constexpr int kAtOnce = V == 1 ? 4 : 2; // pairs at a time; limited by registers
+    static constexpr int kAtOnce = kPairsAtOnce<V>; // limited by registers
     static constexpr int kPairs = (R + 1) / 2;     // the last pixel of an odd number is paired with zeros
-    using Totals = uint16_t[32 * V];
+    using Totals = uint16_t[kBytes * V];
 
     // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
     template <int P> static ANYPREC_INLINE void sum(const Tile &t, int first, Totals *totals) {
@@ -135,7 +122,7 @@ template <int R, int V> struct PairLookUp {
                 const int now = threes < room ? threes : room;
                 if (first == 0)
                     prefetch_weights(prefetch_from, 3 * now, t);
-                for (int i = 0; i < now; ++i, s += 3, panel += 96 * V)
+                for (int i = 0; i < now; ++i, s += 3, panel += 3 * kBytes * V)
                     sums.template add<3>(in, s, panel);
                 threes -= now;
                 room -= now;
@@ -144,7 +131,7 @@ template <int R, int V> struct PairLookUp {
                         sums.template add<2>(in, s, panel);
                     else
                         sums.template add<1>(in, s, panel);
-                    panel += 32 * V * (t.steps - s);
+                    panel += kBytes * V * (t.steps - s);
                     s = t.steps;
                     --room;
                 }
@@ -164,39 +151,9 @@ template <int R, int V> struct PairLookUp {
             sum<kAtOnce>(t, first, totals + 2 * first);
         if constexpr (kLast != 0)
             sum<kLast>(t, kPairs - kLast, totals + 2 * (kPairs - kLast));
-        epilogue_tile(t.epilogue, totals[0], 32 * V, R, t.channels);
+        epilogue_tile(t.epilogue, totals[0], kBytes * V, R, t.channels);
     }
 };
 struct PairTiles { // in the form that tiles_of needs
     template <int R, int V> static constexpr TileFunction tile = PairLookUp<R, V>::tile;
 };
-
-template <int Steps>
-void few_pair_offsets(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, uint16_t *offsets) {
-    for (int i = 0; i < count; ++i, offsets += Steps) {
-        const __m128i lower = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].first));
-        const __m128i upper = few_group_codes<1, Steps>(zeros + pixel * static_cast<size_t>(pairs[i].second));
-        store_few_offsets<Steps>(offsets, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
-    }
-}
-
-// Like lookup_offsets_ymm. The masks keep codes past a pixel's channels out of the other pixel's half.
-void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair *pairs, int count, int steps,
-                            uint16_t *offsets) {
-    if (steps == 4 && pixel >= 16)
-        return few_pair_offsets<4>(zeros, pixel, pairs, count, offsets);
-    if (steps == 8 && pixel >= 32)
-        return few_pair_offsets<8>(zeros, pixel, pairs, count, offsets);
-    if (steps < 16)
-        return pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
-    for (int i = 0; i < count; ++i, offsets += steps) {
-        const uint8_t *first = zeros + pixel * static_cast<size_t>(pairs[i].first);
-        const uint8_t *second = zeros + pixel * static_cast<size_t>(pairs[i].second);
-        for (int g = 0; g < steps; g += 16) {
-            const int at = g + 16 <= steps ? g : steps - 16;
-            const __m128i lower = _mm_and_si128(group_codes<1>(first + at, steps), _mm_set1_epi8(15));
-            const __m128i upper = _mm_and_si128(group_codes<1>(second + at, steps), _mm_set1_epi8(15));
-            store_offsets(offsets + at, _mm_or_si128(lower, _mm_slli_epi16(upper, 4)));
-        }
-    }
-}

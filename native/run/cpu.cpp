@@ -49,6 +49,7 @@ const std::vector<Level> &levels() {
         {"i8mm", {"asimd", "asimddp", "i8mm"}},
         {"avx2", {"avx2", "fma"}},
         {"avxvnni", {"avx2", "fma", "avx_vnni"}},
+        {"avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}},
         {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}},
         {"amx",
          {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "amx_tile",

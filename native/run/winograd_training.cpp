@@ -348,7 +348,7 @@ Products products_in_use(bool bf16) {
 bool winograd_has_bf16() {
 #if defined(ANYPREC_BF16)
     const Features &features = cpu_features();
-    const bool held_below = isa() != "avx512" && isa() != "amx";
+    const bool held_below = isa() != "avx512vnni" && isa() != "avx512" && isa() != "amx";
     return !held_below && std::find(features.begin(), features.end(), "avx512_bf16") != features.end();
 #else
     return false;

@@ -1,0 +1,142 @@
+// Lookups of CPUs with AVX-512 VBMI (Ice Lake, Zen 4 and later). Flags of this file only: those of kernels_avx512.cpp and
+// -mavx512vbmi. All else is that file's: kernel_tables.cpp takes it from its table.
+// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 and 3.
+//
+//   vpermb looks up one of 64 entries. The activations (three of 2 bits, or six of 1 bit) choose one of 64 tables (4 KB
+//   of constants); the weights are the index. One instruction does 192 or 384 products.
+#include "kernels/kernels.h"
+
+#if defined(ANYPREC_EMULATE)
+#include "emulate/avx512.h"
+#else
+#include <immintrin.h>
+#endif
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace anyprec {
+namespace {
+
+#include "kernels/avx512.inl"
+
+#include "kernels/epilogue.inl"
+
+#include "kernels/toom_cook.inl"
+
+#include "kernels/tiles.inl"
+
+// table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
+template <int Bits> struct Products {
+    alignas(64) uint8_t table[64][64];
+    constexpr Products() : table() {
+        for (int a = 0; a < 64; ++a)
+            for (int w = 0; w < 64; ++w) {
+                int sum = 0;
+                for (int i = 0; i < 6; i += Bits)
+                    sum += (a >> i & ((1 << Bits) - 1)) * (w >> i & ((1 << Bits) - 1));
+                table[a][w] = static_cast<uint8_t>(sum);
+            }
+    }
+};
+constexpr Products<1> products1;
+constexpr Products<2> products2;
+
+// An 8-bit sum holds at least 255 / (largest entry) steps; the largest entry is 6 at 1 bit and 27 at 2 bits. Then even
+// bytes (channels 0..31 of the vector: panels.cpp interleaves them) are added to `low` and odd bytes (32..63) to
+// `high`, both in 16 bits. All fit in registers.
+template <int Bits> struct LookUp {
+    using Vector = I;
+    using Code = uint16_t;
+    static constexpr int kSafeSteps = -1;
+    static I input(const uint16_t *in, int s) {
+        const uint8_t *table = Bits == 1 ? &products1.table[0][0] : &products2.table[0][0];
+        return _mm512_load_si512(table + in[s]);
+    }
+    static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
+    static I step(I acc, I x, I w) { return _mm512_add_epi8(acc, _mm512_permutexvar_epi8(w, x)); }
+
+    template <int R, int V> struct Totals {
+        I low[R][V] = {}, high[R][V] = {};
+
+        ANYPREC_INLINE void flush(I (&acc)[R][V]) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    low[r][v] = _mm512_add_epi16(low[r][v], _mm512_and_si512(acc[r][v], _mm512_set1_epi16(0x00ff)));
+                    high[r][v] = _mm512_add_epi16(high[r][v], _mm512_srli_epi16(acc[r][v], 8));
+                    acc[r][v] = I{};
+                }
+        }
+        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+            flush(acc);
+            alignas(64) uint16_t sums[R][64 * V];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    store(sums[r] + 64 * v, low[r][v]);
+                    store(sums[r] + 64 * v + 32, high[r][v]);
+                }
+            epilogue_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+        }
+    };
+};
+
+// --- The kernels that differ from those of AVX-512 with VNNI ---------------------------------------------------------
+
+template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
+
+constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
+
+constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
+constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
+constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, nullptr};
+
+// Zen 4 has one vpdpbusd of 512 bits a cycle, Intel's servers and Zen 5 have two; all have one vpermb with its vpaddb.
+// Of several short runs the shortest counts: what else the machine does only adds time.
+bool slow_dots() {
+#if defined(ANYPREC_EMULATE)
+    return false;
+#else
+    static const bool slow = [] {
+        constexpr int kChains = 12, kSteps = 200; // 12 sums hide the latency of either
+        const I x = set1(int32_t{0x01010101}), index = set1(int32_t{0x03020100});
+        const auto shortest = [&](auto &&step) {
+            unsigned long long best = ~0ull;
+            for (int run = 0; run < 8; ++run) {
+                I sum[kChains];
+#pragma GCC unroll 12
+                for (int i = 0; i < kChains; ++i)
+                    sum[i] = set1(int32_t{run});
+                const unsigned long long start = __rdtsc();
+                for (int n = 0; n < kSteps; ++n)
+#pragma GCC unroll 12
+                    for (int i = 0; i < kChains; ++i) {
+                        sum[i] = step(sum[i]);
+                        __asm__ volatile("" : "+v"(sum[i])); // the compiler must not see what it computes
+                    }
+                const unsigned long long time = __rdtsc() - start;
+                best = time < best ? time : best;
+            }
+            return static_cast<double>(best);
+        };
+        const double dots = shortest([&](I sum) { return _mm512_dpbusd_epi32(sum, x, index); });
+        const double lookups = shortest([&](I sum) {
+            I table = x;
+            __asm__ volatile("" : "+v"(table));
+            return _mm512_add_epi8(sum, _mm512_permutexvar_epi8(index, table));
+        });
+        return dots > 0.75 * lookups;
+    }();
+    return slow;
+#endif
+}
+
+} // namespace
+
+const IntegerKernels integer_vbmi = {"avx512", integer, nullptr, nullptr, slow_dots};
+
+} // namespace anyprec
