@@ -191,7 +191,7 @@ void convolve(const Kernels &kernels, const TileKernel &kernel, const TestWeight
     const int out = source.weight.shape[0], taps = source.weight.shape[2], in = source.weight.shape[3];
     const int steps = steps_of(kernel, in);
     const Prepared input = prepare(kernels, kernel, pixels, count, in);
-    const Panel panel = build_panel(source.graph, source.weight, kernel, std::max(1, bits), 1);
+    const Panel panel = build_panel(source.graph, source.weight, kernels, kernel, std::max(1, bits), 1);
     std::vector<int32_t> window(static_cast<size_t>(rows_wanted), 0);
     for (int r = 0; r < rows_wanted && kernel.window; ++r)
         for (int tap = 0; tap < taps; ++tap) {
@@ -358,6 +358,23 @@ int check_rows(const Kernels &kernels) {
                 k.transpose_codes(bytes.data(), count + 3, rows, count, to.data(), rows + 2);
             });
         }
+        std::vector<std::vector<uint8_t>> planes;
+        std::vector<const uint8_t *> starts;
+        for (int k = 0; k < 8; ++k) {
+            planes.push_back(draw_codes(count + 3, 8));
+            starts.push_back(planes.back().data());
+        }
+        for (int k = 1; kernels.join_planes && k <= 8; ++k) {
+            std::vector<uint8_t> codes_of(8 * count), expected;
+            for (size_t i = 8 * 3; i < 8 * (count + 3); ++i) {
+                int code = 0;
+                for (int plane = 0; plane < k; ++plane)
+                    code = 2 * code + (planes[static_cast<size_t>(plane)][i / 8] >> i % 8 & 1);
+                expected.push_back(static_cast<uint8_t>(code));
+            }
+            kernels.join_planes(starts.data(), k, 3, count, codes_of.data());
+            expect(codes_of == expected, "join_planes", n);
+        }
         compare("sums", std::vector<int32_t>(6), [&](const Kernels &k, auto &to) {
             k.sums(codes.data(), 0, 3, n, to.data(), 2); // the same pixel three times
         });
@@ -448,7 +465,7 @@ void time_tiles(const Kernels &kernels) {
                 if (bits)
                     pixels = draw_codes(static_cast<size_t>(count) * in, act_bits);
                 const Prepared input = prepare(kernels, *kernel, pixels, count, in);
-                const Panel panel = build_panel(source.graph, source.weight, *kernel, std::max(1, bits), 1);
+                const Panel panel = build_panel(source.graph, source.weight, kernels, *kernel, std::max(1, bits), 1);
                 const std::vector<int32_t> window(kMaxRows, 5);
                 const std::vector<int32_t> offsets =
                     input.offsets(taps, rows, [&](int tap, int r) { return (r + tap) % count; });

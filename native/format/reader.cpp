@@ -12,6 +12,7 @@
 #include "format/graph_json.h"
 #include "format/header.h"
 #include "format/json.h"
+#include "format/large_pages.h"
 #include "format/source.h"
 #include "format/tensors.h"
 
@@ -29,7 +30,9 @@ struct Piece {
     std::unique_ptr<uint8_t[]> bytes; // new aligns it for floats
     size_t begin;                     // of the part, in the file
 
-    Piece(size_t from, size_t to) : bytes(new uint8_t[to - from]), begin(from) {}
+    Piece(size_t from, size_t to) : bytes(new uint8_t[to - from]), begin(from) {
+        use_large_pages(bytes.get(), to - from);
+    }
     uint8_t *at(size_t offset) const { return bytes.get() + (offset - begin); }
 };
 

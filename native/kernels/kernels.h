@@ -412,6 +412,9 @@ struct Kernels {
     // Whether a dot product takes as long as a lookup with its addition, and not half of that as products_per_cycle
     // has it: measured by the first call, some 50 microseconds. nullptr: it does not differ between CPUs.
     bool (*slow_dots)() = nullptr;
+    // Bytes first .. first + bytes of `count` planes, the most significant plane first, as 8 * bytes codes. nullptr:
+    // panels.cpp has a loop without vectors.
+    void (*join_planes)(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) = nullptr;
 };
 
 // An instruction set that adds integer products to those of another table; all else is that table's.
@@ -428,7 +431,7 @@ const Kernels *kernels_avx2();
 const Kernels *kernels_avxvnni(); // kernel_tables.cpp: kernels_avx2 with integer_avxvnni
 const Kernels *kernels_avx512vnni();
 const Kernels *kernels_avx512(); // kernel_tables.cpp: kernels_avx512vnni with integer_vbmi
-const Kernels *kernels_amx(); // kernel_tables.cpp: kernels_avx512 with integer_amx
+const Kernels *kernels_amx();    // kernel_tables.cpp: kernels_avx512 with integer_amx
 extern const IntegerKernels integer_avxvnni, integer_vbmi, integer_amx;
 extern const PairKernels pairs_bf16; // for CPUs with avx512_bf16; only if ANYPREC_BF16 is defined
 bool amx_multiplies(); // whether a small product by AMX is right; an illegal instruction where there is none

@@ -434,6 +434,37 @@ struct MultiplyInRegisters : Multiply {
     };
 };
 
+// --- Codes from planes -----------------------------------------------------------------------------------------------
+
+// 32 codes: four bytes of each plane, every bit of them as a byte. word(k) gives those of plane k.
+template <typename Word> ANYPREC_INLINE I joined(int count, Word word) {
+    const I spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
+                                      2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const I bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    I codes = _mm256_setzero_si256();
+    for (int k = 0; k < count; ++k) {
+        const I each = _mm256_shuffle_epi8(_mm256_set1_epi32(word(k)), spread);
+        const I set = _mm256_cmpeq_epi8(_mm256_and_si256(each, bit), bit); // -1 where it is set
+        codes = _mm256_sub_epi8(_mm256_add_epi8(codes, codes), set);
+    }
+    return codes;
+}
+void join_planes(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) {
+    const auto word = [planes](int k, size_t at, size_t size) {
+        int32_t bits = 0;
+        std::memcpy(&bits, planes[k] + at, size);
+        return bits;
+    };
+    size_t i = 0;
+    for (; i + 4 <= bytes; i += 4)
+        _mm256_storeu_si256(reinterpret_cast<I *>(codes + 8 * i),
+                            joined(count, [&](int k) { return word(k, first + i, 4); }));
+    if (const size_t rest = bytes - i) {
+        const I last = joined(count, [&](int k) { return word(k, first + i, rest); });
+        std::memcpy(codes + 8 * i, &last, 8 * rest);
+    }
+}
+
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
 // Tiles of 6 x 2 beat 3 x 4 on whole layers at every width, except for a single row: they read half the panel bytes.
@@ -491,7 +522,10 @@ constexpr Kernels table = {"avx2",
                            transpose_codes,
                            &functions,
                            winograd,
-                           &float_row};
+                           &float_row,
+                           nullptr,
+                           nullptr,
+                           join_planes};
 
 } // namespace
 

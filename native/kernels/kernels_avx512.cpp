@@ -321,6 +321,31 @@ void pixel_pair_offsets_ymm(const uint8_t *zeros, size_t pixel, const PixelPair 
     kernels_avx2()->pixel_pair_offsets(zeros, pixel, pairs, count, steps, offsets);
 }
 
+// --- Codes from planes -----------------------------------------------------------------------------------------------
+
+// 64 codes: eight bytes of each plane are a mask. word(k) gives those of plane k.
+template <typename Word> ANYPREC_INLINE I joined(int count, Word word) {
+    I codes = _mm512_setzero_si512();
+    for (int k = 0; k < count; ++k) {
+        const I doubled = _mm512_add_epi8(codes, codes);
+        codes = _mm512_mask_sub_epi8(doubled, word(k), doubled, _mm512_set1_epi8(-1));
+    }
+    return codes;
+}
+void join_planes(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) {
+    const auto word = [planes](int k, size_t at, size_t size) {
+        uint64_t bits = 0;
+        std::memcpy(&bits, planes[k] + at, size);
+        return bits;
+    };
+    size_t i = 0;
+    for (; i + 8 <= bytes; i += 8)
+        _mm512_storeu_si512(codes + 8 * i, joined(count, [&](int k) { return word(k, first + i, 8); }));
+    if (const size_t rest = bytes - i)
+        _mm512_mask_storeu_epi8(codes + 8 * i, (1ull << 8 * rest) - 1,
+                                joined(count, [&](int k) { return word(k, first + i, rest); }));
+}
+
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
 constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(),
@@ -366,7 +391,11 @@ constexpr Kernels table = {"avx512vnni",
                            transpose_floats,
                            transpose_codes,
                            &functions,
-                           winograd};
+                           winograd,
+                           nullptr,
+                           nullptr,
+                           nullptr,
+                           join_planes};
 
 } // namespace
 

@@ -7,22 +7,40 @@
 #include <new>
 #include <optional>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "format/large_pages.h"
 #include "run/toom_cook.h"
 
 namespace anyprec {
 
-void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t kPage = uintptr_t(2) << 20;
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
-    if (first < end)
-        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
-#endif
+namespace {
+
+// Fresh pages of calloc are left as they are.
+std::shared_ptr<uint8_t> own_memory(size_t bytes) {
+    std::shared_ptr<uint8_t> all(static_cast<uint8_t *>(std::calloc(bytes + 128, 1)), std::free);
+    if (!all)
+        throw std::bad_alloc();
+    uint8_t *first = at_line(all.get());
+    use_large_pages(first, bytes);
+    return std::shared_ptr<uint8_t>(std::move(all), first);
+}
+
+} // namespace
+
+// The first panels have memory of their own: a small model would pay for a huge page that it does not fill. So have
+// large ones.
+std::shared_ptr<uint8_t> PanelMemory::take(size_t bytes) {
+    constexpr size_t kAlone = size_t(1) << 20, kChunk = size_t(16) << 20;
+    const size_t lines = (bytes + 64 + 63) / 64 * 64;
+    given_ += lines;
+    if (given_ < kAlone || lines > kChunk / 4)
+        return own_memory(bytes);
+    if (left_ < lines) {
+        chunk_ = own_memory(kChunk);
+        left_ = kChunk;
+    }
+    std::shared_ptr<uint8_t> panel(chunk_, chunk_.get() + (kChunk - left_));
+    left_ -= lines;
+    return panel;
 }
 
 namespace {
@@ -34,15 +52,11 @@ namespace {
 #define ANYPREC_VECTORIZE
 #endif
 
-// Zeros, with slack for alignment and for reads past the end. calloc leaves fresh pages as they are.
-Panel allocate(size_t bytes) {
+Panel allocate(size_t bytes, PanelMemory *memory = nullptr) {
     Panel panel;
     panel.bytes = bytes;
-    panel.storage.reset(static_cast<uint8_t *>(std::calloc(bytes + 128, 1)));
-    if (!panel.storage)
-        throw std::bad_alloc();
-    panel.data = at_line(panel.storage.get());
-    use_large_pages(panel.data, bytes);
+    panel.storage = memory ? memory->take(bytes) : own_memory(bytes);
+    panel.data = panel.storage.get();
     return panel;
 }
 
@@ -57,14 +71,15 @@ class VectorLines {
     uint8_t *line(int lane) { return bytes_.data() + line_ * static_cast<size_t>(lane); }
     void clear() { std::fill(bytes_.begin(), bytes_.end(), uint8_t(0)); }
     // To the vector's place in the first step; `stride` bytes lead to the next step.
-    void write(uint8_t *to, size_t stride) const {
+    void write(const Kernels &kernels, uint8_t *to, size_t stride) const {
         switch (size_) {
         case 1:
-            return write<1>(to, stride);
+            return kernels.transpose_codes(bytes_.data(), line_, lanes_, count_, to, stride);
         case 2:
             return write<2>(to, stride);
         case 4:
-            return write<4>(to, stride);
+            return kernels.transpose_floats(reinterpret_cast<const float *>(bytes_.data()), line_ / 4, lanes_, count_,
+                                            reinterpret_cast<float *>(to), stride / 4);
         default:
             return write<8>(to, stride);
         }
@@ -116,7 +131,8 @@ void join_bits(const uint8_t *const *planes, size_t first, size_t bytes, uint8_t
 // Reads codes of a weight at `bits` from its planes, some at a time: those of a whole layer would not stay in a cache.
 class CodeReader {
   public:
-    CodeReader(const Graph &graph, const Weight &weight, int bits) : fixed_(weight.codes) {
+    CodeReader(const Graph &graph, const Weight &weight, int bits, const Kernels &kernels)
+        : fixed_(weight.codes), join_planes_(kernels.join_planes) {
         if (fixed_)
             return;
         for (const int number : graph.planes[static_cast<size_t>(bits)])
@@ -131,12 +147,16 @@ class CodeReader {
             join_bits<5>, join_bits<6>, join_bits<7>, join_bits<8>};
         const size_t begin = first / 8, bytes = (first + count + 7) / 8 - begin;
         codes_.resize(std::max(codes_.size(), 8 * bytes));
-        kJoin[count_](planes_, begin, bytes, codes_.data());
+        if (join_planes_)
+            join_planes_(planes_, static_cast<int>(count_), begin, bytes, codes_.data());
+        else
+            kJoin[count_](planes_, begin, bytes, codes_.data());
         return codes_.data() + first % 8;
     }
 
   private:
     const uint8_t *fixed_;
+    decltype(Kernels::join_planes) join_planes_;
     const uint8_t *planes_[8] = {};
     size_t count_ = 0;
     std::vector<uint8_t> codes_;
@@ -144,23 +164,30 @@ class CodeReader {
 
 // Winograd weights (2G) g (2G)' of one output channel: codes [9][in] -> [16][in]. The rows of 2G are 2 0 0, 1 1 1, 1 -1
 // 1 and 0 0 2. A weight is factor * code + shift. At 8 bits U is at most 9 x 255.
-ANYPREC_VECTORIZE void transform_weights(const uint8_t *__restrict codes, int in, int factor, int shift,
-                                         int16_t *__restrict out) {
-    for (int c = 0; c < in; ++c) {
-        int16_t g[3][3], t[4][3]; // t = 2G g
-        for (int i = 0; i < 9; ++i)
-            g[i / 3][i % 3] = static_cast<int16_t>(factor * codes[i * in + c] + shift);
-        for (int j = 0; j < 3; ++j) {
-            t[0][j] = static_cast<int16_t>(2 * g[0][j]);
-            t[1][j] = static_cast<int16_t>(g[0][j] + g[1][j] + g[2][j]);
-            t[2][j] = static_cast<int16_t>(g[0][j] - g[1][j] + g[2][j]);
-            t[3][j] = static_cast<int16_t>(2 * g[2][j]);
+ANYPREC_VECTORIZE void transform_weights(const uint8_t *__restrict codes, size_t in, int factor, int shift,
+                                         int16_t *__restrict half, int16_t *__restrict out) {
+    for (size_t j = 0; j < 3; ++j) { // half = 2G g: column j of [4][3][in]
+        const uint8_t *top = codes + j * in, *middle = top + 3 * in, *low = middle + 3 * in;
+        int16_t *t = half + j * in;
+        for (size_t c = 0; c < in; ++c) {
+            const int16_t a = static_cast<int16_t>(factor * top[c] + shift),
+                          b = static_cast<int16_t>(factor * middle[c] + shift),
+                          d = static_cast<int16_t>(factor * low[c] + shift);
+            t[c] = static_cast<int16_t>(2 * a);
+            t[3 * in + c] = static_cast<int16_t>(a + b + d);
+            t[6 * in + c] = static_cast<int16_t>(a - b + d);
+            t[9 * in + c] = static_cast<int16_t>(2 * d);
         }
-        for (int i = 0; i < 4; ++i) {
-            out[(4 * i) * in + c] = static_cast<int16_t>(2 * t[i][0]);
-            out[(4 * i + 1) * in + c] = static_cast<int16_t>(t[i][0] + t[i][1] + t[i][2]);
-            out[(4 * i + 2) * in + c] = static_cast<int16_t>(t[i][0] - t[i][1] + t[i][2]);
-            out[(4 * i + 3) * in + c] = static_cast<int16_t>(2 * t[i][2]);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+        const int16_t *left = half + 3 * i * in, *middle = left + in, *right = middle + in;
+        int16_t *u = out + 4 * i * in;
+        for (size_t c = 0; c < in; ++c) {
+            const int16_t sum = static_cast<int16_t>(left[c] + right[c]);
+            u[c] = static_cast<int16_t>(2 * left[c]);
+            u[in + c] = static_cast<int16_t>(sum + middle[c]);
+            u[2 * in + c] = static_cast<int16_t>(sum - middle[c]);
+            u[3 * in + c] = static_cast<int16_t>(2 * right[c]);
         }
     }
 }
@@ -176,8 +203,9 @@ ANYPREC_VECTORIZE void to_bytes(const int16_t *__restrict values, int count, uin
         bytes[i] = static_cast<uint8_t>(values[i]);
 }
 
-Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits) {
-    CodeReader codes(graph, weight, bits);
+Panel build_winograd_panel(const Graph &graph, const Weight &weight, const Kernels &kernels, const TileKernel &kernel,
+                           int bits, PanelMemory *memory) {
+    CodeReader codes(graph, weight, bits, kernels);
     const int out = weight.shape[0], in = weight.shape[3], group = kernel.step_channels, lanes = kernel.lanes;
     const int steps = (in + group - 1) / group;
     const bool offset = kernel.coding == Coding::offset8, wide = kernel.coding == Coding::centered16;
@@ -185,18 +213,19 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     const std::vector<Block> blocks = cut_blocks(kernel, out, 16, steps);
     const size_t vector = vector_bytes(kernel), element = wide ? 2 : 1;
 
-    Panel panel =
-        allocate(blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().log2_vectors));
+    Panel panel = allocate(
+        blocks.back().panel + 16 * static_cast<size_t>(steps) * (vector << blocks.back().log2_vectors), memory);
     panel.group_bytes = panel.bytes;
     panel.bias.resize(4 * static_cast<size_t>(out));
-    std::vector<int16_t> u(16 * static_cast<size_t>(in));
+    std::vector<int16_t> u(16 * static_cast<size_t>(in)), half(12 * static_cast<size_t>(in));
     const size_t bytes = static_cast<size_t>(group) * element;
     VectorLines lines(lanes, bytes, 16 * static_cast<size_t>(steps)); // what is not written stays zero
     for (const Block &block : blocks)
         for (int c = 0; c < block.channels; ++c) {
             const int channel = block.first + c;
             const size_t nine = 9 * static_cast<size_t>(in);
-            transform_weights(codes.read(nine * static_cast<size_t>(channel), nine), in, factor, shift, u.data());
+            transform_weights(codes.read(nine * static_cast<size_t>(channel), nine), static_cast<size_t>(in), factor,
+                              shift, half.data(), u.data());
             if (c % lanes == 0 && block.channels - c < lanes)
                 lines.clear();
             int32_t sums[16];
@@ -210,7 +239,7 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
                     to_bytes(values, in, line);
             }
             if (c % lanes == lanes - 1 || c + 1 == block.channels)
-                lines.write(panel.data + block.panel + vector * static_cast<size_t>(c / lanes),
+                lines.write(kernels, panel.data + block.panel + vector * static_cast<size_t>(c / lanes),
                             vector << block.log2_vectors);
             for (int i = 0; i < 2; ++i) // A' sums A, as for any M
                 for (int j = 0; j < 2; ++j) {
@@ -224,35 +253,86 @@ Panel build_winograd_panel(const Graph &graph, const Weight &weight, const TileK
     return panel;
 }
 
+// Sum of the weights in each byte of a lookup panel: eight of 1 bit (1 bit, or one plane of 2 bits) or four of 2 bits.
+// Bytes are taken eight at a time.
+void sum_weights(const uint8_t *bytes, size_t count, bool pairs, uint8_t *sums) {
+    constexpr uint64_t kTwo = 0x3333333333333333, kFour = 0x0f0f0f0f0f0f0f0f, kOne = 0x5555555555555555;
+    for (size_t i = 0; i < count; i += 8) {
+        uint64_t x;
+        std::memcpy(&x, bytes + i, 8);
+        if (!pairs)
+            x = x - (x >> 1 & kOne);
+        x = (x & kTwo) + (x >> 2 & kTwo);
+        x = (x + (x >> 4)) & kFour;
+        std::memcpy(sums + i, &x, 8);
+    }
+}
+
+// The largest sum of `steps` consecutive steps in any byte of a vector; `sums` is [count][bytes].
+ANYPREC_VECTORIZE int largest_run(const uint8_t *__restrict sums, size_t count, size_t bytes, size_t steps) {
+    constexpr size_t kAtOnce = 32; // bytes whose runs stay in registers; vectors of lookups have 16, 32 or 64
+    uint16_t most = 0;
+    for (size_t first = 0; first < bytes; first += kAtOnce) {
+        uint16_t run[kAtOnce] = {}, largest[kAtOnce] = {};
+        const size_t some = std::min(kAtOnce, bytes - first);
+        if (some < kAtOnce) {
+            for (size_t s = 0; s < count; ++s)
+                for (size_t i = 0; i < some; ++i) {
+                    const int left = s < steps ? 0 : sums[(s - steps) * bytes + first + i];
+                    run[i] = static_cast<uint16_t>(run[i] + sums[s * bytes + first + i] - left);
+                    largest[i] = std::max(largest[i], run[i]);
+                }
+        } else {
+            const size_t begin = std::min(steps, count);
+            for (size_t s = 0; s < begin; ++s)
+                for (size_t i = 0; i < kAtOnce; ++i)
+                    run[i] = static_cast<uint16_t>(run[i] + sums[s * bytes + first + i]);
+            std::copy(run, run + kAtOnce, largest);
+            for (size_t s = begin; s < count; ++s)
+                for (size_t i = 0; i < kAtOnce; ++i) {
+                    run[i] = static_cast<uint16_t>(run[i] + sums[s * bytes + first + i] -
+                                                   sums[(s - steps) * bytes + first + i]);
+                    largest[i] = std::max(largest[i], run[i]);
+                }
+        }
+        most = std::max(most, *std::max_element(largest, largest + kAtOnce));
+    }
+    return most;
+}
+
 // The largest number of consecutive steps that cannot overflow 8 bits in any channel. A step adds at most its weights
 // times the largest activation. At 2 bits that is 31 steps where half of the weight bits are ones, 21 where all are.
 class SafeSteps {
   public:
-    explicit SafeSteps(const TileKernel &kernel) : most_(255 / ((1 << kernel.max_act_bits) - 1)) {
-        const int bits = kernel.coding == Coding::lookup_planes ? 1 : kernel.max_weight_bits;
-        for (int b = 0; b < 256; ++b)
-            for (int i = 0; i < 8; i += bits)
-                weights_[b] += b >> i & ((1 << bits) - 1);
-    }
-    // `count` steps of one channel, `size` bytes each; every byte has a sum of its own.
-    void add(const uint8_t *line, size_t count, size_t size) {
-        for (size_t byte = 0; byte < size; ++byte) {
-            const uint8_t *last = line + byte, *begin = last; // window of steps whose sum fits
-            int sum = 0, run = 0;
-            for (size_t s = 0; s < count; ++s, last += size) {
-                sum += weights_[*last];
-                for (++run; sum > most_; begin += size) {
-                    safe_steps = std::min(safe_steps, --run);
-                    sum -= weights_[*begin];
-                }
-            }
+    explicit SafeSteps(const TileKernel &kernel)
+        : pairs_(kernel.coding == Coding::lookup && kernel.max_weight_bits == 2),
+          most_(255 / ((1 << kernel.max_act_bits) - 1)) {}
+    // A vector of all its steps, `stride` bytes from one to the next.
+    void add(const uint8_t *panel, size_t count, size_t bytes, size_t stride) {
+        // A step adds at most 12 (four weights of 2 bits): `good` steps always fit, kMost do not overflow 16 bits.
+        constexpr size_t kMost = 5000;
+        size_t good = static_cast<size_t>(most_) / 12, bad = std::min({safe_steps, count, kMost});
+        sums_.resize(count * bytes);
+        for (size_t s = 0; s < count; ++s)
+            sum_weights(panel + s * stride, bytes, pairs_, sums_.data() + s * bytes);
+        const auto fits = [&](size_t steps) { return largest_run(sums_.data(), count, bytes, steps) <= most_; };
+        if (fits(bad)) { // as for most vectors: those before them fit no more steps
+            if (bad < count)
+                safe_steps = bad;
+            return;
         }
+        while (bad - good > 1) {
+            const size_t middle = good + (bad - good) / 2;
+            (fits(middle) ? good : bad) = middle;
+        }
+        safe_steps = good;
     }
-    int safe_steps = 1 << 30; // no limit
+    size_t safe_steps = size_t(1) << 30; // no limit
 
   private:
-    int weights_[256] = {}; // sum of a step's weights, by byte of the panel
+    bool pairs_;
     int most_;
+    std::vector<uint8_t> sums_;
 };
 
 // Whether the sum of any two neighboring signed bytes is beyond the limit.
@@ -313,7 +393,15 @@ ANYPREC_VECTORIZE void scaled_words(const uint8_t *__restrict codes, int count, 
 // A lookup group takes channels s, s + steps, s + 2 steps, ...: see lookup_offsets. `out` holds zeros, or earlier
 // parts.
 ANYPREC_VECTORIZE void join_codes(const uint8_t *__restrict codes, int count, int shift, uint8_t *__restrict out) {
-    for (int s = 0; s < count; ++s)
+    int s = 0;
+    for (; s + 8 <= count; s += 8) { // a shifted code stays within its byte
+        uint64_t eight, joined;
+        std::memcpy(&eight, codes + s, 8);
+        std::memcpy(&joined, out + s, 8);
+        joined |= eight << shift;
+        std::memcpy(out + s, &joined, 8);
+    }
+    for (; s < count; ++s)
         out[s] = static_cast<uint8_t>(out[s] | codes[s] << shift);
 }
 // 2 bits: lower bits in the even byte, upper bits in the odd byte.
@@ -370,8 +458,8 @@ std::vector<Block> cut_blocks(const TileKernel &kernel, int channels, int taps, 
     return blocks;
 }
 
-std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits) {
-    CodeReader reader(graph, weight, bits);
+std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits, const Kernels &kernels) {
+    CodeReader reader(graph, weight, bits, kernels);
     const uint8_t *codes = reader.read(0, weight.count);
     return std::vector<uint8_t>(codes, codes + weight.count);
 }
@@ -386,10 +474,10 @@ std::vector<float> weight_floats(const Weight &weight) {
     return values;
 }
 
-Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups,
-                  const std::vector<int> &tap_order) {
+Panel build_panel(const Graph &graph, const Weight &weight, const Kernels &kernels, const TileKernel &kernel, int bits,
+                  int groups, const std::vector<int> &tap_order, PanelMemory *memory) {
     if (kernel.algorithm == Algorithm::winograd)
-        return build_winograd_panel(graph, weight, kernel, bits);
+        return build_winograd_panel(graph, weight, kernels, kernel, bits, memory);
     const bool floats = kernel.coding == Coding::floats;
     std::vector<float> transformed;
     const uint8_t *values = floats ? float_bytes(weight) : nullptr;
@@ -407,7 +495,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
         blocks.back().panel + static_cast<size_t>(taps) * steps * (vector << blocks.back().log2_vectors);
     const bool is_lookup = kernel.coding == Coding::lookup || kernel.coding == Coding::lookup_planes;
 
-    Panel panel = allocate(group_bytes * groups);
+    Panel panel = allocate(group_bytes * groups, memory);
     panel.group_bytes = group_bytes;
     std::optional<SafeSteps> safe;
     if (is_lookup)
@@ -417,7 +505,7 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
     VectorLines lines(lanes, size, count); // [tap][step]
     std::optional<CodeReader> codes;
     if (!floats)
-        codes.emplace(graph, weight, bits);
+        codes.emplace(graph, weight, bits, kernels);
     for (int g = 0; g < groups; ++g)
         for (const Block &block : blocks)
             for (int c = 0; c < block.channels; ++c) {
@@ -432,20 +520,21 @@ Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &ke
                     tap_line(kernel, bits, in, steps, channel ? channel + from : nullptr,
                              values ? values + 4 * (row + from) : nullptr, line + tap_bytes * static_cast<size_t>(t));
                 }
+                if (c % lanes != lanes - 1 && c + 1 != block.channels)
+                    continue;
+                uint8_t *to = panel.data + g * group_bytes + block.panel + vector * static_cast<size_t>(c / lanes);
+                lines.write(kernels, to, vector << block.log2_vectors);
                 if (safe)
-                    safe->add(line, count, size);
-                if (c % lanes == lanes - 1 || c + 1 == block.channels)
-                    lines.write(panel.data + g * group_bytes + block.panel + vector * static_cast<size_t>(c / lanes),
-                                vector << block.log2_vectors);
+                    safe->add(to, count, vector, vector << block.log2_vectors);
             }
     if (safe)
-        panel.safe_steps = safe->safe_steps;
+        panel.safe_steps = static_cast<int>(safe->safe_steps);
     if (kernel.coding == Coding::split8)
         split_pairs(panel, kernel, blocks, groups, taps, steps);
     return panel;
 }
 
-Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits) {
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits, const Kernels &kernels) {
     const int channels = weight.shape[0], taps = weight.shape[1] * weight.shape[2];
     Panel panel = allocate(4 * weight.count);
     panel.group_bytes = panel.bytes;
@@ -456,7 +545,7 @@ Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits) 
                 std::memcpy(panel.data + 4 * (static_cast<size_t>(t) * channels + c), &values[c * taps + t], 4);
         return panel;
     }
-    const std::vector<uint8_t> codes = weight_codes(graph, weight, bits);
+    const std::vector<uint8_t> codes = weight_codes(graph, weight, bits, kernels);
     for (int c = 0; c < channels; ++c)
         for (int t = 0; t < taps; ++t) {
             const int32_t value = 2 * codes[static_cast<size_t>(c) * taps + t] + 1 - (1 << bits);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -28,13 +27,22 @@ struct Extras { // extra steps of one block
     size_t panel; // bytes from the start of Panel::rests
 };
 
-struct FreeMemory {
-    void operator()(uint8_t *p) const { std::free(p); }
+// Memory of panels. Most panels are smaller than a huge page, and as many page faults as they have pages would take
+// longer than building them. So panels share chunks; a chunk is freed with the last of its panels.
+class PanelMemory {
+  public:
+    // Zeros from a cache line on, with 64 bytes of slack behind them.
+    std::shared_ptr<uint8_t> take(size_t bytes);
+
+  private:
+    std::shared_ptr<uint8_t> chunk_;
+    size_t left_ = 0;  // bytes of the chunk, at its end
+    size_t given_ = 0; // in all
 };
 
 struct Panel {
-    std::unique_ptr<uint8_t[], FreeMemory> storage;
-    uint8_t *data = nullptr; // cache-line aligned, [group][block][tap][step][vector]
+    std::shared_ptr<uint8_t> storage;
+    uint8_t *data = nullptr; // of storage, cache-line aligned: [group][block][tap][step][vector]
     size_t bytes = 0;
     size_t group_bytes = 0;
     int safe_steps = 0; // lookup kernels: so many consecutive steps cannot overflow 8 bits, whatever the activations
@@ -58,27 +66,24 @@ inline void set_panel(Tile &tile, const Panel &panel, const std::vector<Block> &
     tile.extra_panel = panel.rests.data() + extras.panel;
 }
 
-// Huge pages (2 MiB) where the memory has whole ones: page faults take a tenth of the time, 0.1 ms per MiB instead
-// of 1.
-void use_large_pages(uint8_t *data, size_t bytes);
-
 // The first cache line at or after p.
 inline uint8_t *at_line(uint8_t *p) {
     return p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
 }
 
 // Codes of a weight at `bits`, from its planes: (out, kh, kw, in).
-std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits);
+std::vector<uint8_t> weight_codes(const Graph &graph, const Weight &weight, int bits, const Kernels &kernels);
 
 // Float values of a weight: its own, or the tail of a quantized weight.
 std::vector<float> weight_floats(const Weight &weight);
 
-// `tap_order`: the taps in the order of the panel; empty: as in the file.
-Panel build_panel(const Graph &graph, const Weight &weight, const TileKernel &kernel, int bits, int groups,
-                  const std::vector<int> &tap_order = {});
+// `tap_order`: the taps in the order of the panel; empty: as in the file. `memory`: shared with other panels; nullptr:
+// the panel's own.
+Panel build_panel(const Graph &graph, const Weight &weight, const Kernels &kernels, const TileKernel &kernel, int bits,
+                  int groups, const std::vector<int> &tap_order = {}, PanelMemory *memory = nullptr);
 
 // For depthwise_codes and depthwise_floats: [tap][channel], int32 2c + 1 - 2^k, or float (bits 32).
-Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits);
+Panel build_depthwise_panel(const Graph &graph, const Weight &weight, int bits, const Kernels &kernels);
 
 // For recurrent layers: biases [panels * width], then weights [panel][hidden][width] of `width` gate rows each.
 Panel build_recurrent_panel(const Weight &weight, int width);

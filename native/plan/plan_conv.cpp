@@ -300,7 +300,7 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
 // times the sum of the weights whose taps are inside the image.
 void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) const {
     const Weight &weight = graph.weights[static_cast<size_t>(conv.op->weight)];
-    const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits);
+    const std::vector<uint8_t> codes = weight_codes(graph, weight, weight_bits, kernels);
     const std::vector<int> order = conv.phases ? tap_order(*conv.op) : std::vector<int>();
     const int count = conv.taps, out = weight.shape[0], in = weight.shape[3], levels = (1 << input_bits) - 1;
     std::vector<int64_t> tap_sums(static_cast<size_t>(out) * count);

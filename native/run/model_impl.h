@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "anyprec/engine.h"
+#include "format/large_pages.h"
 #include "format/reader.h"
 #include "kernels/kernels.h"
 #include "plan/panels.h"
@@ -27,6 +28,8 @@ namespace anyprec {
 
 // Memory kept for the next call. A larger arena is freed after its call; for tables see drop_large_tables.
 constexpr size_t kKeptArena = size_t(64) << 20, kKeptTables = size_t(64) << 20;
+constexpr size_t kLargePagesFrom = size_t(4)
+                                   << 20; // of an arena; a small one would pay for pages that it does not fill
 
 struct Arena {
     std::unique_ptr<uint8_t[]> storage; // not cleared: untouched pages cost nothing
@@ -34,7 +37,7 @@ struct Arena {
     size_t bytes = 0;
 
     explicit Arena(size_t size) : storage(new uint8_t[size + 64]), data(at_line(storage.get())), bytes(size) {
-        if (bytes > kKeptArena)
+        if (bytes >= kLargePagesFrom)
             use_large_pages(data, bytes);
     }
 };
@@ -68,6 +71,7 @@ struct Model::Impl : Forkable {
     std::string isa;
     const Kernels *kernels = nullptr;
     size_t budget = 0;
+    PanelMemory panel_memory;
     ThreadPool pool;
 
     std::mutex mutex;                     // guards all members below, and the file's planes

@@ -20,9 +20,12 @@ std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const Tile
     std::shared_ptr<const Panel> found = known.lock();
     if (!found) {
         const Weight &w = graph().weights[static_cast<size_t>(weight)];
-        found = std::make_shared<const Panel>(kernel        ? build_panel(graph(), w, *kernel, bits, groups, tap_order)
-                                              : groups == 0 ? build_recurrent_panel(w, kernels->functions->matmul_width)
-                                                            : build_depthwise_panel(graph(), w, bits));
+        // Within a budget every panel has memory of its own, so that dropping it frees that.
+        PanelMemory *memory = budget ? nullptr : &panel_memory;
+        found = std::make_shared<const Panel>(
+            kernel        ? build_panel(graph(), w, *kernels, *kernel, bits, groups, tap_order, memory)
+            : groups == 0 ? build_recurrent_panel(w, kernels->functions->matmul_width)
+                          : build_depthwise_panel(graph(), w, bits, *kernels));
         known = found;
     }
     return found;

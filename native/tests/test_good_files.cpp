@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "format/checksum.h"
 #include "format/shapes.h"
 #include "small_file.h"
 
@@ -137,9 +138,22 @@ void test_growing() {
     expect(kind_of([&] { ModelFile::open(fs::temp_directory_path().string()); }) == "ModelFileError", "a folder");
 }
 
+// Short ones by tables, longer ones by multiplication where the CPU can, otherwise in quarters.
+void test_checksums() {
+    std::string bytes;
+    for (uint32_t i = 0, x = 1; i < 20000; i++, x = x * 1664525 + 1013904223)
+        bytes += char(x >> 24);
+    for (size_t size = 0; size <= bytes.size(); size += size < 600 ? 1 : 4801)
+        for (size_t from : {size_t(0), size_t(3)}) {
+            const std::string part = bytes.substr(from, size);
+            expect(crc32(reinterpret_cast<const uint8_t *>(part.data()), part.size()) == slow_crc32(part), "checksum");
+        }
+}
+
 } // namespace
 
 void test_good_files() {
+    test_checksums();
     test_good();
     test_max_bits();
     test_growing();

@@ -1,0 +1,20 @@
+// See large_pages.h.
+#include "format/large_pages.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace anyprec {
+
+void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t kPage = uintptr_t(2) << 20;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+    if (first < end)
+        (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
+#endif
+}
+
+} // namespace anyprec
