@@ -428,7 +428,7 @@ const Kernels *kernels_avx2();
 const Kernels *kernels_avxvnni(); // kernel_tables.cpp: kernels_avx2 with integer_avxvnni
 const Kernels *kernels_avx512vnni();
 const Kernels *kernels_avx512(); // kernel_tables.cpp: kernels_avx512vnni with integer_vbmi
-const Kernels *kernels_amx(); // kernel_tables.cpp: kernels_avx512 with integer_amx
+const Kernels *kernels_amx();    // kernel_tables.cpp: kernels_avx512 with integer_amx
 extern const IntegerKernels integer_avxvnni, integer_vbmi, integer_amx;
 extern const PairKernels pairs_bf16; // for CPUs with avx512_bf16; only if ANYPREC_BF16 is defined
 bool amx_multiplies(); // whether a small product by AMX is right; an illegal instruction where there is none

@@ -1,6 +1,6 @@
-// Lookups of CPUs with AVX-512 VBMI (Ice Lake, Zen 4 and later). Flags of this file only: those of kernels_avx512.cpp and
-// -mavx512vbmi. All else is that file's: kernel_tables.cpp takes it from its table.
-// In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 and 3.
+// Lookups of CPUs with AVX-512 VBMI (Ice Lake, Zen 4 and later). Flags of this file only: those of kernels_avx512.cpp
+// and -mavx512vbmi. All else is that file's: kernel_tables.cpp takes it from its table. In: Tiles as in kernels.h. Out:
+// outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 and 3.
 //
 //   vpermb looks up one of 64 entries. The activations (three of 2 bits, or six of 1 bit) choose one of 64 tables (4 KB
 //   of constants); the weights are the index. One instruction does 192 or 384 products.

@@ -102,7 +102,7 @@ template <int P, int V> struct PairSums {
 
 template <int R, int V> struct PairLookUp {
     static constexpr int kAtOnce = kPairsAtOnce<V>; // limited by registers
-    static constexpr int kPairs = (R + 1) / 2;     // the last pixel of an odd number is paired with zeros
+    static constexpr int kPairs = (R + 1) / 2;      // the last pixel of an odd number is paired with zeros
     using Totals = uint16_t[kBytes * V];
 
     // Pairs first .. first + P of the tile to rows 0 .. 2 P of the totals.
