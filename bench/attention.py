@@ -68,7 +68,7 @@ def measure(path: Path, bits: int, x: np.ndarray, args: argparse.Namespace) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", help="scalar, avx2 or avx512; by default the best")
+    parser.add_argument("--isa", help="scalar, avx2, avx512vnni or avx512; by default the best")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--json", action="store_true")

@@ -37,6 +37,9 @@ X86 = Architecture(
     {"vpmaddwd": 16, "vpmaddubsw": 32, "vpdpbusd": 32, "vpshufb": 64, "vpermb": 64, "vfmadd": 8, "tdpb": 16384},
 )
 
+# Dots<Signed>::tile<6, 4>, or PairLookUp<8, 2>::tile
+TILE = re.compile(r"::(?:(\w+(?:<.*>)?)::tile<(\d+, \d+)>|(\w+)<(\d+, \d+)>::tile\()")
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -51,7 +54,7 @@ def loops(file: Path, architecture: Architecture) -> Iterator[Loop]:
     words = [architecture.objdump, "-d", "-C", "--no-show-raw-insn", str(file)]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     for name, code in re.findall(r"^[0-9a-f]+ <(.*)>:\n((?:.+\n)+)", text, re.M):
-        found = re.search(r"::(\w+(?:<.*>)?)::tile<(\d+, \d+)>", name.replace("(anonymous namespace)::", ""))
+        found = TILE.search(name.replace("(anonymous namespace)::", ""))
         if found is None:
             continue
         lines = [line.strip().split(":\t", 1) for line in code.splitlines() if ":\t" in line]
@@ -59,7 +62,8 @@ def loops(file: Path, architecture: Architecture) -> Iterator[Loop]:
         jumps = [(i, architecture.branch.match(text)) for i, (_, text) in enumerate(lines)]
         ends = [(i, place[int(b[1], 16)]) for i, b in jumps if b and int(b[1], 16) in place]
         bodies = [tuple(text for _, text in lines[to : i + 1]) for i, to in ends if to < i]
-        made = [loop_of(found[1].replace("anyprec::", ""), found[2], body, architecture) for body in bodies]
+        kernel, tile = found[1] or found[3], found[2] or found[4]
+        made = [loop_of(kernel.replace("anyprec::", ""), tile, body, architecture) for body in bodies]
         best = max(made, key=lambda loop: (loop.products / len(loop.body), loop.products), default=None)
         if best is not None and best.products:
             yield best

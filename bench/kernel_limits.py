@@ -78,6 +78,15 @@ INNERS = {
         "vpshufb, 1 bit": Inner(768, 3, 6),
         "winograd vpdpbusd, 4 bit": Inner(32, fewer=WINOGRAD),
     },
+    "avx512vnni": {
+        "fma": Inner(16),
+        "toom-cook fma": Inner(16, fewer=TOOM_COOK),
+        "vpdpbusd": Inner(64),
+        "vpdpbusd, 8 bit": Inner(64),
+        "vpshufb, 1 bit": Inner(1536, 3, 6),
+        "winograd vpdpbusd, 3 bit": Inner(64, fewer=WINOGRAD),
+        "winograd vpdpbusd, 4 bit": Inner(64, fewer=WINOGRAD),
+    },
     "avx512": {
         "fma": Inner(16),
         "toom-cook fma": Inner(16, fewer=TOOM_COOK),
@@ -100,20 +109,21 @@ INNERS = {
 
 @dataclass(frozen=True)
 class Ports:
-    """Vector instructions a core starts in a cycle: of all kinds, multiplications or vpshufb, and vpermb."""
+    """Vector instructions a core starts in a cycle: of all kinds, multiplications, and lookups (vpshufb or vpermb)."""
 
     all: int
     multiplies: int
-    permutes: int = 1
+    lookups: int
 
 
 PORTS = {
-    ("intel", "avx2"): Ports(3, 2),  # Ice Lake and later; Haswell and Skylake have one for vpshufb
-    ("intel", "avxvnni"): Ports(3, 2),
-    ("intel", "avx512"): Ports(2, 2),  # ports 0 and 1 together, and 5
-    ("intel", "amx"): Ports(2, 2),
-    ("amd", "avx2"): Ports(4, 2),  # Zen 3: additions have pipes of their own
-    ("amd", "avx512"): Ports(2, 1),  # Zen 4: each instruction of 512 bits takes two turns of such a pipe
+    ("intel", "avx2"): Ports(3, 2, 2),  # Ice Lake and later; Haswell to Cascade Lake have one for vpshufb
+    ("intel", "avxvnni"): Ports(3, 2, 2),
+    ("intel", "avx512vnni"): Ports(2, 2, 1),  # ports 0 and 1 together, and 5, which alone looks up
+    ("intel", "avx512"): Ports(2, 2, 1),
+    ("intel", "amx"): Ports(2, 2, 1),
+    ("amd", "avx2"): Ports(4, 2, 2),  # Zen 3: additions have pipes of their own
+    ("amd", "avx512"): Ports(2, 1, 1),  # Zen 4: each instruction of 512 bits takes two turns of such a pipe
 }
 
 
@@ -125,7 +135,7 @@ def port_limit(isa: str, kernel: str, maker: str) -> float | None:
     inner, ports = INNERS[isa].get(kernel), PORTS.get((maker, isa))
     if inner is None or ports is None:
         return None
-    starts = ports.permutes if kernel.startswith("vpermb") else ports.multiplies
+    starts = ports.lookups if kernel.startswith(("vpermb", "vpshufb")) else ports.multiplies
     cycles = max(inner.multiplies / starts, (inner.multiplies + inner.additions) / ports.all)
     return inner.products * inner.fewer / cycles
 
@@ -247,10 +257,10 @@ def sums(path: Path) -> list[str]:
     """Lines: milliseconds of all layers at each width, measured, and at the limit of either maker's ports."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    lines = [f"{'':16}{'measured':>10}" + "".join(f"{f'at {maker} limit':>18}" for maker in MAKERS) + "  ms"]
+    lines = [f"{'':19}{'measured':>10}" + "".join(f"{f'at {maker} limit':>18}" for maker in MAKERS) + "  ms"]
     for isa, bits in dict.fromkeys((row["isa"], row["bits"]) for row in rows):
         here = [row for row in rows if (row["isa"], row["bits"]) == (isa, bits)]
-        line = f"{isa:8}{bits:>2} bit  {sum(float(row['us']) + float(row['prepare_us']) for row in here) / 1e3:10.1f}"
+        line = f"{isa:11}{bits:>2} bit  {sum(float(row['us']) + float(row['prepare_us']) for row in here) / 1e3:10.1f}"
         for maker in MAKERS:
             limits = [port_limit(isa, row["kernel"], maker) for row in here]
             pairs = list(zip(here, limits, strict=True))

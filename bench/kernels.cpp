@@ -273,7 +273,7 @@ int check_tiles(const Kernels &kernels) {
                 for (int rows = 1; rows <= kernel->max_rows[shift]; ++rows, ++cases)
                     wrong += !check_tile(kernels, *kernel, rows, below + 1, longest, 1, 0, weights);
         }
-        std::printf("%-7s %-19s %d cases\n", kernels.isa, kernel->name, cases);
+        std::printf("%-10s %-19s %d cases\n", kernels.isa, kernel->name, cases);
     }
     return wrong;
 }
@@ -435,9 +435,9 @@ template <typename Run> double cycles(Run run) {
     return kernel[20] / clock[20];
 }
 
-// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one vpermb. CPUs with
-// three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each. ARM: 0, not known;
-// bench/arm_cycles.py has it on paper.
+// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one lookup of 512 bits.
+// CPUs with three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each. ARM: 0, not
+// known; bench/arm_cycles.py has it on paper.
 int port_limit([[maybe_unused]] const TileKernel &kernel) {
 #if defined(__aarch64__)
     return 0;
@@ -445,9 +445,9 @@ int port_limit([[maybe_unused]] const TileKernel &kernel) {
     const int products = kernel.lanes * kernel.step_channels;
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
-    if (kernel.input == Input::lookup_pairs)
-        return 4 * products; // two pixels; three ports reach half of it: two thirds of the work are additions
-    return kernel.input == Input::lookup && kernel.lanes == 64 || widens ? products : 2 * products;
+    const bool pairs = kernel.input == Input::lookup_pairs, lookup = pairs || kernel.input == Input::lookup;
+    const int one = widens || (lookup && kernel.lanes == 64) ? products : 2 * products;
+    return pairs ? 2 * one : one; // two pixels; Intel's ports reach less: two thirds of the work are additions
 #endif
 }
 
@@ -456,7 +456,7 @@ void time_tiles(const Kernels &kernels) {
         for (int shift = 0; shift <= kernel->max_log2_vectors; ++shift) {
             const int rows = kernel->max_rows[shift], out = kernel->lanes << shift, limit = port_limit(*kernel),
                       taps = 9;
-            std::printf("%-7s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
+            std::printf("%-10s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
             for (int in : {64, 256}) {
                 const int bits = kernel->max_weight_bits, act_bits = std::max(1, kernel->max_act_bits);
                 const TestWeight source(out, taps, in, bits);
@@ -499,7 +499,7 @@ int main(int argc, char **argv) {
         try {
             choose_isa(kernels->isa, cpu_features());
         } catch (const IsaError &) {
-            std::printf("%-7s not on this CPU\n", kernels->isa);
+            std::printf("%-10s not on this CPU\n", kernels->isa);
             continue;
         }
         if (command != "speed")

@@ -30,6 +30,8 @@ def test_every_kernel_has_a_limit(isa):
         ("avx2", "vpshufb, 2 bit", 96, 128),
         ("avx2", "vpshufb, 1 bit", 256, 768 / 2.25),
         ("avx2", "winograd vpmaddwd", 54, 72),
+        ("avx512vnni", "vpdpbusd", 128, None),
+        ("avx512vnni", "vpshufb, 1 bit", 1536 / 4.5, None),
         ("avx512", "fma", 32, 16),
         ("avx512", "vpdpbusd", 128, 64),
         ("avx512", "vpermb, 2 bit", 192, 192),

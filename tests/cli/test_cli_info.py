@@ -30,6 +30,12 @@ def test_info_as_json_and_as_a_table():
         assert f"\n{name} " in "\n" + table
 
 
+def test_what_bits_buy_is_told_of_known_instruction_sets():
+    from anyprec.run import machine
+
+    assert set(machine.SAVINGS) <= set(_native.known_isas())
+
+
 def test_info_refuses_a_wrong_isa():
     done = command("info", env={**os.environ, "ANYPREC_ISA": "mmx"})
     assert done.returncode == 2

@@ -25,7 +25,7 @@ from anyprec.run.cpu import cpu_features
 
 BUILD = ROOT / "build" / "emulate"
 OPTION = "-DANYPREC_EMULATE=ON"
-ISAS = ("avx512", "avxvnni", "amx")
+ISAS = ("avx512vnni", "avx512", "avxvnni", "amx")
 
 # Kernel size, channels in and out, image, whether a residual is added; then the kernel at 8, 4, 2 and 1 bit.
 TILES8, TILES, DOT8, DOT, BITS = "tdpbusd, 8 bit", "tdpbusd", "vpdpbusd, 8 bit", "vpdpbusd", "vpermb, 1 bit"

@@ -54,16 +54,26 @@ def kernels_used(model: PackedModel, x: np.ndarray, profiles: Iterable[str]) -> 
     return {re.sub("(, add)?(, float)?(, codes)?(, pool)?$", "", step.work) for step in steps}
 
 
+# Files that are not named after the instruction set of their table.
+FILES = {"avx512vnni": "avx512", "avx512": "vbmi"}
 # Kernels of another table that are the fastest of some layers (kernel_tables.cpp).
 INHERITED = {
     "avxvnni": {"vpshufb, 1 bit", "vpshufb, 2 bit", "fma", "toom-cook fma"},
+    "avx512": {
+        "vpdpbusd",
+        "vpdpbusd, 8 bit",
+        "winograd vpdpbusd, 3 bit",
+        "winograd vpdpbusd, 4 bit",
+        "fma",
+        "toom-cook fma",
+    },
     "amx": {"vpermb, 1 bit", "fma", "toom-cook fma"},
 }
 
 
 def kernels_built(isa: str) -> set[str]:
-    """Names of all kernels for convolutions that native/kernels/kernels_<isa>.cpp defines, those for Winograd too, and
-    of those it inherits."""
-    source = (NATIVE / "kernels" / f"kernels_{isa}.cpp").read_text(encoding="utf-8")
+    """Names of all kernels for convolutions that the file of a table defines, those for Winograd too, and of those the
+    table inherits."""
+    source = (NATIVE / "kernels" / f"kernels_{FILES.get(isa, isa)}.cpp").read_text(encoding="utf-8")
     own = set(re.findall(r'(?:TileKernel \w+\(|winograd_of<\w+>\(\s*\{)\s*"([^"]+)"', source))
     return own | INHERITED.get(isa, set())

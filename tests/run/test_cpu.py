@@ -15,7 +15,8 @@ ARM = platform.machine().lower() in ("aarch64", "arm64")
 FOREIGN = "neon" if X86 else "avx2"  # known, but never built on this architecture
 
 AVX2 = ["avx2", "fma"]
-AVX512 = [*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vnni"]
+CASCADE_LAKE = [*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"]
+AVX512 = [*CASCADE_LAKE, "avx512vbmi"]
 AMX = [*AVX512, "amx_tile", "amx_int8", "amx_permission"]
 
 # Register bits (Intel's manual, volume 2A, CPUID; volume 1, 13.3 for XCR0)
@@ -90,7 +91,8 @@ def test_levels_are_ordered():
     known = _native.known_isas()
     assert known[0] == "scalar"
     assert known.index("neon") < known.index("dotprod") < known.index("i8mm")
-    assert known.index("avx2") < known.index("avxvnni") < known.index("avx512") < known.index("amx")
+    x86 = ["avx2", "avxvnni", "avx512vnni", "avx512", "amx"]
+    assert [name for name in known if name in x86] == x86
 
 
 def test_everything_is_found_on_a_cpu_that_has_everything():
@@ -115,6 +117,8 @@ def test_features_are_told_apart():
     assert set(knights_landing) == {*AVX2, "avx512f"}
     sandy_bridge = _native.decode_cpuid(AVX, 0, 0, 0, 0, SAVES_YMM)
     assert sandy_bridge == []
+    cascade_lake = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F | DQ | BW | VL, VNNI, 0, 0, SAVES_ZMM)
+    assert set(cascade_lake) == set(CASCADE_LAKE)
     zen4 = _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, AVX512_BF16, SAVES_ZMM)
     assert set(zen4) == {*AVX2, "avx512f", "avx512_bf16"}
     assert _native.decode_cpuid(FMA | AVX, HAS_AVX2 | F, 0, 0, AVX512_BF16, SAVES_YMM) == AVX2
@@ -130,6 +134,9 @@ def test_features_are_told_apart():
         (["avx2"], "scalar"),  # no fma
         (AVX2, "avx2"),
         ([*AVX2, "avx512f"], "avx2"),
+        ([*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq"], "avx2"),  # Skylake: no VNNI
+        (CASCADE_LAKE, "avx512vnni"),
+        ([*CASCADE_LAKE, "avx512_bf16"], "avx512vnni"),  # Cooper Lake
         (AVX512, "avx512"),
         ([*AVX512, "avx_vnni"], "avx512"),
         ([*AVX2, "avx_vnni"], "avxvnni"),
@@ -183,11 +190,21 @@ def test_a_wish_this_cpu_cannot_run():
         _native.choose_isa("avx512", [*AVX2, "avx512f"])
 
 
+@pytest.mark.skipif(not X86, reason="levels of x86")
+def test_lookups_of_64_bytes_on_a_cpu_without_them():
+    message = (
+        r"^ANYPREC_ISA=avx512 cannot run on this CPU, which lacks avx512vbmi; "
+        r"choose one of scalar, avx2, avx512vnni, or unset it$"
+    )
+    with pytest.raises(UnsupportedIsa, match=message):
+        _native.choose_isa("avx512", CASCADE_LAKE)
+
+
 @pytest.mark.skipif("amx" not in _native.built_isas(), reason="AMX is not built in")
 def test_amx_that_was_refused():
     message = (
         r"^ANYPREC_ISA=amx cannot run on this CPU, which lacks amx_permission; "
-        r"choose one of scalar, avx2, avx512, or unset it$"
+        r"choose one of scalar, avx2, avx512vnni, avx512, or unset it$"
     )
     with pytest.raises(UnsupportedIsa, match=message):
         _native.choose_isa("amx", AMX[:-1])

@@ -19,6 +19,7 @@ F32 = np.float32
 TAKEN = {
     "avx2": [(8, 8), (8, 6), (7, 8), (4, 4), (3, 3)],
     "avxvnni": [(4, 4), (4, 5), (3, 3)],
+    "avx512vnni": [(4, 4), (4, 5), (3, 3), (2, 2)],
     "avx512": [(4, 4), (4, 5), (3, 3), (2, 2)],
     "neon": [(4, 4), (3, 3)],
     "dotprod": [(4, 4), (4, 5), (3, 3)],
@@ -187,8 +188,8 @@ def test_largest_sums(signed, tmp_path):
         models = assert_exact(graph, [some], tmp_path / "net.apm", ISAS)
         if "avx2" in models:
             assert taken(models["avx2"], some, ["w8a8"]) == must
-        if "avx512" in models:
-            assert taken(models["avx512"], some, ["w4a4"]) and taken(models["avx512"], some, ["w3a3"])
+        for isa in {"avx512vnni", "avx512"} & models.keys():
+            assert taken(models[isa], some, ["w4a4"]) and taken(models[isa], some, ["w3a3"])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -51,7 +51,15 @@ ISA_SWITCHES: dict[str, dict[str, dict[str, str]]] = {
             "ATEN_CPU_CAPABILITY": "avx2",
             "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         },
-    }
+    },
+    "avx512vnni": {
+        "openvino": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
+        "torch": {
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512_E1",  # with VNNI
+        },
+    },
 }
 
 

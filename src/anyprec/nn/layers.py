@@ -146,8 +146,8 @@ def use_winograd(model: nn.Module, gradients: str = "float32") -> int:
     """
     if gradients == "bf16" and not winograd.has_bf16():
         raise AnyprecError(
-            "gradients='bf16' needs a CPU that multiplies bfloat16 (avx512_bf16: AMD from Zen 4 on, Intel servers from "
-            "Sapphire Rapids on), and this one does not; set it to 'float32'"
+            "gradients='bf16' needs a CPU that multiplies bfloat16 (avx512_bf16: AMD from Zen 4 on, Intel's Cooper "
+            "Lake and servers from Sapphire Rapids on), and this one does not; set it to 'float32'"
         )
     found = [layer for layer in model.modules() if isinstance(layer, (AnyConv2d, StemConv2d)) and winograd.fits(layer)]
     for layer in found:
