@@ -117,6 +117,23 @@ def test_trained_integer_widths_keep_what_they_learned(trained):
     assert torch.equal(more.norm0.tables["4"].weight, model.norm0.tables["4"].weight)
 
 
+@torch.no_grad()
+def test_a_float_network_starts_one_with_another_quantizer(trained):
+    """What the quantizer of a float stage has learned was never used: the authors' codes may start from it as well."""
+    model, x = trained
+    other = build("vgg-speed", widths=(1, 2, 32), **(OPTIONS | {"quantizer": "dorefa", "scale": "mean"}))
+    load_widths(other, model.state_dict(), (32,), "float.pt")
+    for name, value in model.named_parameters():
+        if ".quantizer." not in name:
+            assert torch.equal(dict(other.named_parameters())[name], value), name
+    for k in (1, 2, 32):
+        with bits(other.eval(), k):
+            assert torch.isfinite(other(x)).all()
+    trained_at_two = build("vgg-speed", widths=(2, 32), **OPTIONS)
+    with pytest.raises(CheckpointError, match="was made for another network"):
+        load_widths(other, trained_at_two.state_dict(), (2, 32), "two.pt")
+
+
 def test_another_network_is_refused(trained):
     other = build("vgg-speed", widths=(1, 32), channels=(16, 16, 24), quantizer="lsq")
     with pytest.raises(CheckpointError, match=r"float\.pt was made for another network"):

@@ -1,6 +1,10 @@
 """Every scale's recipes load and are shared as they should be; paper scale is the recipes as they stand."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from anyprec.choices import EXPERIMENT_SCALES, LOSSES
 from anyprec.errors import AnyprecError
@@ -9,6 +13,8 @@ from anyprec.reproduce.catalog import EXPERIMENTS, find, trainings_of
 from anyprec.reproduce.cost import FACTS
 from anyprec.reproduce.paper import TABLE1
 from anyprec.reproduce.scales import PaperNetwork, default_net, nets
+from anyprec.training.build import build_network
+from anyprec.training.checkpoint import save_model
 from anyprec.training.recipe import Recipe
 from anyprec.zoo import ZOO
 
@@ -79,6 +85,20 @@ def test_medium_scale_is_cifar10_in_full_at_equal_epochs():
     theirs = authors.compared("medium")["authors"].recipe
     assert (theirs.quantizer, theirs.scale, theirs.loss) == ("dorefa", "mean", "recursive")
     assert theirs.epochs == vgg.joint().recipe.epochs and not theirs.width_weights
+
+
+@pytest.mark.thorough
+def test_every_medium_training_can_start_from_its_float_stage(tmp_path):
+    """The authors' network once could not: the stage's quantizer has a range, which theirs has not."""
+    data = SimpleNamespace(shape=(32, 32, 3), num_classes=10)
+    trainings = {t.name: t for t in trainings_of(find(["table1", "table5", "authors"]), "medium", 1) if t.after}
+    assert len(trainings) == 12  # the joint one with six losses, five dedicated ones, the authors'
+    for training in trainings.values():
+        before, _ = build_network(training.after.recipe, data)
+        save_model(before, tmp_path / "model.pt")
+        model, new = build_network(replace(training.recipe, init=str(tmp_path / "model.pt")), data)
+        assert torch.equal(model.block1.conv0.weight, before.block1.conv0.weight)
+        assert set(new) == set(training.recipe.widths) - {32}
 
 
 def test_every_seed_is_a_training_of_its_own():

@@ -26,9 +26,13 @@ from anyprec.widths import FLOAT
 
 def load_widths(model: nn.Module, state: Mapping[str, Tensor], trained: Sequence[int], path: str | Path) -> None:
     """Load a checkpoint trained for `trained` widths. Norms of all others start as those of the widest of them; what
-    quantizers learn starts where it fits the weights, unless some integer width was trained.
+    quantizers learn starts where it fits the weights, unless some integer width was trained. A checkpoint of float only
+    may have been made with another quantizer, which it never used.
     """
-    filled = {**{n: v for n, v in model.state_dict().items() if ".quantizer." in n or ".act." in n}, **state}
+    own = model.state_dict()
+    if all(k == FLOAT for k in trained):
+        state = {name: value for name, value in state.items() if name in own or ".quantizer." not in name}
+    filled = {**{n: v for n, v in own.items() if ".quantizer." in n or ".act." in n}, **state}
     for name, norm in switch_norms(model).items():
         for key in norm.tables:
             for leaf in norm.tables[key].state_dict():
