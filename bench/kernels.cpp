@@ -401,22 +401,34 @@ double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A chain of additions takes one cycle each, whatever the clock rate.
-uint64_t chain(int length) {
-    uint64_t x = 1;
-    for (int i = 0; i < length; ++i) {
-#if defined(__GNUC__)
-        __asm__ volatile("" : "+r"(x)); // otherwise the compiler would compute the sum
+// A chain of multiplications, each of which waits for the one before: 3 cycles on every x86 CPU since 2008, whatever
+// the clock rate. Additions would not do: newer CPUs add constants without taking a cycle for it, and on a Cascade Lake
+// a loop of one addition takes two cycles where its jump crosses 32 bytes of code. ARM: additions, of one cycle.
+#if defined(__aarch64__)
+constexpr int kLinkCycles = 1;
+#else
+constexpr int kLinkCycles = 3;
 #endif
-        x += 1;
-    }
+constexpr int kLinks = 6600; // some 7 microseconds
+uint64_t chain() {
+    uint64_t x = 3;
+    for (int i = 0; i < kLinks; i += 20)
+#pragma GCC unroll 20
+        for (int link = 0; link < 20; ++link) {
+#if defined(__GNUC__)
+            __asm__ volatile("" : "+r"(x)); // otherwise the compiler would compute the result
+#endif
+            x = kLinkCycles == 1 ? x + 1 : x * x;
+        }
     return x;
 }
 
 // The best tenth of many short slices, for kernel and chain alike. Other processes interrupt some slices, and one on
 // the same core takes ports from the kernel but not from the chain: a median would count that against the kernel.
-template <typename Run> double cycles(Run run) {
-    const int length = 20000;
+struct Timing {
+    double cycles, ghz;
+};
+template <typename Run> Timing time_of(Run run) {
     double start = seconds();
     run();
     const int repeats = std::max(1, static_cast<int>(3e-5 / (seconds() - start)));
@@ -426,13 +438,13 @@ template <typename Run> double cycles(Run run) {
         for (int i = 0; i < repeats; ++i)
             run();
         const double middle = seconds();
-        chain(length);
+        chain();
         kernel.push_back((middle - start) / repeats);
-        clock.push_back((seconds() - middle) / length);
+        clock.push_back((seconds() - middle) / (kLinks * kLinkCycles));
     }
     std::nth_element(kernel.begin(), kernel.begin() + 20, kernel.end());
     std::nth_element(clock.begin(), clock.begin() + 20, clock.end());
-    return kernel[20] / clock[20];
+    return {kernel[20] / clock[20], 1e-9 / clock[20]};
 }
 
 // Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one lookup of 512 bits.
@@ -456,6 +468,7 @@ void time_tiles(const Kernels &kernels) {
         for (int shift = 0; shift <= kernel->max_log2_vectors; ++shift) {
             const int rows = kernel->max_rows[shift], out = kernel->lanes << shift, limit = port_limit(*kernel),
                       taps = 9;
+            double ghz = 0;
             std::printf("%-10s %-19s %d x %-3d limit %3d:", kernels.isa, kernel->name, rows, out, limit);
             for (int in : {64, 256}) {
                 const int bits = kernel->max_weight_bits, act_bits = std::max(1, kernel->max_act_bits);
@@ -477,12 +490,14 @@ void time_tiles(const Kernels &kernels) {
                 tile.epilogue = data.at(0, 0, 1, kernel->window ? window.data() : nullptr, -1);
                 tile.epilogue.out = nullptr;
                 const TileFunction function = kernel->tiles[shift][rows - 1];
-                const double rate = static_cast<double>(taps) * in * out * rows / cycles([&] { function(tile); });
+                const Timing time = time_of([&] { function(tile); });
+                const double rate = static_cast<double>(taps) * in * out * rows / time.cycles;
                 std::printf("  K %4d %6.1f", taps * in, rate);
                 if (limit)
                     std::printf(" (%3.0f %%)", 100 * rate / limit);
+                ghz = time.ghz;
             }
-            std::printf("\n");
+            std::printf("  %.2f GHz\n", ghz);
         }
 }
 
