@@ -1,7 +1,7 @@
 """The engine at every width beside ONNX Runtime, OpenVINO and PyTorch: the tables of docs/cli/bench.md (`make bench`).
 
-    python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] [--quick] \\
-        [--cpu NAME] | --page
+    python bench/engine.py [--nets resnet50,resnet18] [--rounds 30] [--isa avx2] [--rivals none] \\
+        [--quick [--save]] [--cpu NAME] | --page
 
 The networks are those of anyprec/bench/suite.py, which also says what their rivals get. Results go to
 bench/results/engine_CPU_ISA.csv; --page measures nothing and makes docs/speed.md of all these files.
@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
     parser.add_argument("--rivals", default=",".join(TITLES), help="default: all; or none")
-    parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; the saved results stay")
+    parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; nothing is saved without --save")
+    parser.add_argument("--save", action="store_true", help="with --quick: save these rows, too")
     parser.add_argument("--cpu", help="of the file's name, where several CPUs have the same, such as 'AMD EPYC Zen 4'")
     parser.add_argument("--page", action="store_true", help="make docs/speed.md of the saved results")
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "bench", help="made models are kept here")
@@ -82,7 +83,7 @@ def main() -> None:
         cache = args.cache / cache_name()
         results[name] = measure(name, cache, rival_names(args.rivals), args.rounds, args.isa, args.quick)
         print(table(results[name]), end="\n\n", flush=True)
-    if not args.quick:
+    if args.save or not args.quick:
         machine = results[names[0]].machine
         path = HERE / "results" / csv_name(machine | {"cpu": args.cpu or machine["cpu"]})
         save(path, results)
