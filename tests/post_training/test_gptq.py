@@ -253,10 +253,11 @@ def test_only_changes_that_hold_on_other_images_are_made(learnable, low, high):
 
 def test_few_positions_do_not_decide(net):
     """With two images there are fewer positions than weights, two for the linear layers: what is seen of float must not
-    be learned by heart. Ranges are those of two images all the same, so not every pair does well."""
+    be learned by heart. Two positions lie on a line at any clip, so rounding errors once chose the ranges of linear
+    layers, other ones on other CPUs, and some pairs were 1.2 off."""
     settings = GptqSettings(tune_steps=0)
     found = [gaps(ptq(net, [images(2, seed)], "gptq", (8,), gptq=settings), net, (8,))[8] for seed in range(1, 8)]
-    assert sorted(found)[len(found) // 2] < 0.2, found
+    assert sorted(found)[len(found) // 2] < 0.2 and max(found) < 0.5, found
 
 
 def test_two_positions_say_little_about_a_scale():

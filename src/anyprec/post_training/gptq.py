@@ -34,7 +34,7 @@ from anyprec.widths import FLOAT
 CLIPS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4)  # tried, times the range of least squared error
 SEARCH_VALUES = 4_000_000  # of a layer's input, or output, that ranges are tried on
 POSITIONS = 8192  # pixels (or rows) of all images that second moments are taken over, and at least 4 a column
-SURE_POSITIONS = 16  # as many positions as these count for the scale that a channel has
+SURE_POSITIONS = 16  # as many positions as these count for the scale that a channel has; fewer choose no clip
 FEW_POSITIONS = 0.1  # damping, times weights of an output per position: few positions are fitted, and others suffer
 LEAST = 1e-12
 MARGIN = 2.0  # of a depth-wise channel's range over the largest value seen
@@ -201,6 +201,8 @@ def fit_input_ranges(layer: AnyLayer, given: list[Tensor], widths: Sequence[int]
         if search:
             if wanted is None:
                 wanted = float_output(layer, given[0][:few])
+            if by_channel(wanted, layer).shape[1] < SURE_POSITIONS:
+                continue  # two positions lie on a line at any clip: rounding would decide
             losses = []
             for clip in CLIPS:
                 act.ranges[str(bits)].copy_(base * clip)
@@ -215,10 +217,15 @@ def float_output(layer: AnyLayer, x: Tensor) -> Tensor:
     return type(layer).at_bits(layer, x)
 
 
+def by_channel(output: Tensor, layer: AnyLayer) -> Tensor:
+    """(channels, positions)"""
+    axis = 1 if output.dim() > 2 and not isinstance(layer, AnyLinear) else -1
+    return output.movedim(axis, 0).flatten(1)
+
+
 def lost_signal(made: Tensor, wanted: Tensor, layer: AnyLayer) -> float:
     """What no scale and shift per channel can bring back of `wanted`: its variance times 1 - correlation^2."""
-    axis = 1 if made.dim() > 2 and not isinstance(layer, AnyLinear) else -1
-    x, y = (t.movedim(axis, 0).flatten(1) for t in (made, wanted))
+    x, y = by_channel(made, layer), by_channel(wanted, layer)
     x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
     explained = (x * y).sum(1).square() / x.square().sum(1).clamp_min(LEAST)
     return float((y.square().sum(1) - explained).sum())
