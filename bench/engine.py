@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--isa", choices=sorted(ISA_SWITCHES), help="hold everyone to this instruction set")
     parser.add_argument("--rivals", default=",".join(TITLES), help="default: all; or none")
-    parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; nothing is saved without --save")
+    parser.add_argument("--quick", action="store_true", help="only batch 1, one thread; saved with --save")
     parser.add_argument("--save", action="store_true", help="with --quick: save these rows, too")
     parser.add_argument("--cpu", help="of the file's name, where several CPUs have the same, such as 'AMD EPYC Zen 4'")
     parser.add_argument("--page", action="store_true", help="make docs/speed.md of the saved results")
