@@ -28,8 +28,7 @@ class DerivedTable {
         table.integer = integer_;
         table.winograd = more.winograd ? more.winograd : base.winograd;
         table.release = more.release;
-        if (more.slow_dots)
-            table.slow_dots = more.slow_dots;
+        table.measured = base.measured || more.measured;
     }
 
   private:

@@ -409,12 +409,10 @@ struct Kernels {
     const Winograd *const *winograd = nullptr; // fastest first, ends with nullptr; nullptr: none
     const TileKernel *float_row = nullptr;     // `floats` for layers of one output pixel; nullptr: no other
     void (*release)() = nullptr; // called by each thread when it has run its tiles: AMX keeps a configuration
-    // Whether a dot product takes as long as a lookup with its addition, and not half of that as products_per_cycle
-    // has it: measured by the first call, some 50 microseconds. nullptr: it does not differ between CPUs.
-    bool (*slow_dots)() = nullptr;
     // Bytes first .. first + bytes of `count` planes, the most significant plane first, as 8 * bytes codes. nullptr:
     // panels.cpp has a loop without vectors.
     void (*join_planes)(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) = nullptr;
+    bool measured = false; // CPUs with these kernels differ in their rates: see plan/kernel_rates.h
 };
 
 // An instruction set that adds integer products to those of another table; all else is that table's.
@@ -423,7 +421,7 @@ struct IntegerKernels {
     const TileKernel *const *integer; // ends with nullptr
     const Winograd *const *winograd;  // nullptr: those of the other table
     void (*release)();                // as in Kernels
-    bool (*slow_dots)() = nullptr;    // nullptr: as the other table has it
+    bool measured = false;            // as in Kernels
 };
 
 const Kernels *kernels_scalar();

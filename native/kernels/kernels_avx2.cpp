@@ -524,7 +524,6 @@ constexpr Kernels table = {"avx2",
                            winograd,
                            &float_row,
                            nullptr,
-                           nullptr,
                            join_planes};
 
 } // namespace

@@ -394,7 +394,6 @@ constexpr Kernels table = {"avx512vnni",
                            winograd,
                            nullptr,
                            nullptr,
-                           nullptr,
                            join_planes};
 
 } // namespace

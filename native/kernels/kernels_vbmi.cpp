@@ -95,48 +95,8 @@ constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, nullptr};
 
-// Zen 4 has one vpdpbusd of 512 bits a cycle, Intel's servers and Zen 5 have two; all have one vpermb with its vpaddb.
-// Of several short runs the shortest counts: what else the machine does only adds time.
-bool slow_dots() {
-#if defined(ANYPREC_EMULATE)
-    return false;
-#else
-    static const bool slow = [] {
-        constexpr int kChains = 12, kSteps = 200; // 12 sums hide the latency of either
-        const I x = set1(int32_t{0x01010101}), index = set1(int32_t{0x03020100});
-        const auto shortest = [&](auto &&step) {
-            unsigned long long best = ~0ull;
-            for (int run = 0; run < 8; ++run) {
-                I sum[kChains];
-#pragma GCC unroll 12
-                for (int i = 0; i < kChains; ++i)
-                    sum[i] = set1(int32_t{run});
-                const unsigned long long start = __rdtsc();
-                for (int n = 0; n < kSteps; ++n)
-#pragma GCC unroll 12
-                    for (int i = 0; i < kChains; ++i) {
-                        sum[i] = step(sum[i]);
-                        __asm__ volatile("" : "+v"(sum[i])); // the compiler must not see what it computes
-                    }
-                const unsigned long long time = __rdtsc() - start;
-                best = time < best ? time : best;
-            }
-            return static_cast<double>(best);
-        };
-        const double dots = shortest([&](I sum) { return _mm512_dpbusd_epi32(sum, x, index); });
-        const double lookups = shortest([&](I sum) {
-            I table = x;
-            __asm__ volatile("" : "+v"(table));
-            return _mm512_add_epi8(sum, _mm512_permutexvar_epi8(index, table));
-        });
-        return dots > 0.75 * lookups;
-    }();
-    return slow;
-#endif
-}
-
 } // namespace
 
-const IntegerKernels integer_vbmi = {"avx512", integer, nullptr, nullptr, slow_dots};
+const IntegerKernels integer_vbmi = {"avx512", integer, nullptr, nullptr, true};
 
 } // namespace anyprec

@@ -4,18 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plan/kernel_rates.h"
 #include "plan/panels.h"
 #include "plan/taps.h"
 
 namespace anyprec {
 namespace {
-
-int vectors_of(const TileKernel &kernel, int out) {
-    int vectors = 0;
-    for (const Block &block : cut_blocks(kernel, out, 1, 1))
-        vectors += 1 << block.log2_vectors;
-    return vectors;
-}
 
 bool supports(const TileKernel &kernel, LayerBits bits) {
     return bits.weights <= kernel.max_weight_bits && bits.acts <= kernel.max_act_bits;
@@ -27,24 +21,33 @@ bool supports(const TileKernel &kernel, LayerBits bits) {
 constexpr double kEpilogueCycles = 0.4;       // epilogue of one output, direct algorithm
 constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in L2
 constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
+constexpr double kPreparePixel = 10;          // lookups: offsets of one input pixel, and of each of its codes
+constexpr double kPrepareCode = 0.2;          // (24 to 256 channels on a Zen 5)
 constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
 
 bool is_lookup(const TileKernel &kernel) {
     return kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
 }
 
-// How much longer the products of a kernel take, beside those of lookups, than products_per_cycle says.
-double beside_lookups(const Kernels &kernels, const TileKernel &kernel) {
-    const bool dots = !is_lookup(kernel) && kernel.matrix.rows == 1;
-    return dots && kernels.slow_dots && kernels.slow_dots() ? 2 : 1;
+// Offsets into lookup tables, made from the codes of the input.
+double prepare_cycles(const TileKernel &kernel, double pixels, int in) {
+    return is_lookup(kernel) ? pixels * (kPreparePixel + kPrepareCode * in) : 0;
+}
+
+// Partly filled vectors and steps take as long as full ones.
+double block_cycles(const Kernels &kernels, const TileKernel &kernel, double rows, int taps, int steps, int out) {
+    double cycles = 0;
+    for (const Block &block : cut_blocks(kernel, out, 1, 1))
+        cycles += rows * taps * steps * kernel.step_channels * (kernel.lanes << block.log2_vectors) /
+                  products_per_cycle(kernels, kernel, block.log2_vectors);
+    return cycles;
 }
 
 // A partial tile costs as much as a full one: 3 rows take as long as 6.
-double product_cycles(const TileKernel &kernel, double rows, int taps, int in, int out) {
+double product_cycles(const Kernels &kernels, const TileKernel &kernel, double rows, int taps, int in, int out) {
     const int steps = (in + kernel.step_channels - 1) / kernel.step_channels;
     const int widest = cut_blocks(kernel, out, 1, 1)[0].log2_vectors;
-    return std::max(rows, double(kernel.max_rows[widest])) * taps * steps * kernel.step_channels *
-           vectors_of(kernel, out) * kernel.lanes / kernel.products_per_cycle;
+    return block_cycles(kernels, kernel, std::max(rows, double(kernel.max_rows[widest])), taps, steps, out);
 }
 
 double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int out) {
@@ -57,17 +60,17 @@ double panel_cycles(const TileKernel &kernel, int passes, int taps, int in, int 
 
 namespace {
 
-// Cycles of a layer's products on one kernel, without what all kernels have in common. Partly filled vectors, steps and
-// matrices take as long as full ones.
+// Cycles of a layer on one kernel, without what all kernels have in common. Partly filled matrices take as long as full
+// ones.
 double kernel_cycles(const Kernels &kernels, const TileKernel &kernel, LayerSize size) {
     const MatrixCost &m = kernel.matrix;
     const int steps = (size.in + kernel.step_channels - 1) / kernel.step_channels;
     const int whole_steps = m.steps > 1 ? steps / matrix_steps(steps) * m.steps : steps;
     const std::vector<Block> blocks = cut_blocks(kernel, size.out, 1, 1);
     const auto times = [](int64_t count, int each) { return static_cast<double>((count + each - 1) / each); };
-    double cycles = times(size.rows, m.rows) * m.rows * size.taps * whole_steps * kernel.step_channels *
-                    vectors_of(kernel, size.out) * kernel.lanes / kernel.products_per_cycle *
-                    beside_lookups(kernels, kernel);
+    const double rows = times(size.rows, m.rows) * m.rows;
+    double cycles = block_cycles(kernels, kernel, rows, size.taps, whole_steps, size.out) +
+                    prepare_cycles(kernel, static_cast<double>(size.rows), size.in);
     for (const Block &block : blocks)
         cycles += m.tile_cycles * times(size.rows, kernel.max_rows[block.log2_vectors]);
     if (size.residual)
@@ -138,15 +141,15 @@ const Winograd *choose_winograd(const Kernels &kernels, const Op &op, LayerBits 
     const double pixels = static_cast<double>(out.h()) * out.w();
     const double patches = (static_cast<double>(out.h()) + out.h() % 2) * (out.w() + out.w() % 2) / 4;
     const Winograd *best = nullptr;
-    double least = product_cycles(direct, pixels, 9, in.c(), out.c()) + kEpilogueCycles * pixels * out.c() +
+    double least = product_cycles(kernels, direct, pixels, 9, in.c(), out.c()) +
+                   prepare_cycles(direct, pixels, in.c()) + kEpilogueCycles * pixels * out.c() +
                    panel_cycles(direct, static_cast<int>(std::ceil(pixels / kRowsAtOnce)), 9, in.c(), out.c());
     for (const Winograd *const *p = kernels.winograd; *p; ++p) {
         const Winograd &w = **p;
         if (!supports(w.tile, bits))
             continue;
         const int passes = static_cast<int>(std::ceil(patches / patches_at_once(w, in.c(), out.c())));
-        const double cycles = (is_lookup(direct) ? beside_lookups(kernels, w.tile) : 1) *
-                                  product_cycles(w.tile, patches, 16, in.c(), out.c()) +
+        const double cycles = product_cycles(kernels, w.tile, patches, 16, in.c(), out.c()) +
                               w.transform * patches * (in.c() + out.c()) +
                               panel_cycles(w.tile, passes, 16, in.c(), out.c());
         if (cycles < least)

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,12 +13,14 @@
 #include <climits>
 #include <memory>
 #include <thread>
+#include <tuple>
 
 #include "anyprec/cpu.h"
 #include "anyprec/engine.h"
 #include "format/reader.h"
 #include "format/shapes.h"
 #include "kernels/kernels.h"
+#include "plan/kernel_rates.h"
 #include "run/finite.h"
 #include "run/json_numbers.h"
 #include "run/winograd_training.h"
@@ -209,10 +212,16 @@ NB_MODULE(_native, m) {
     m.def("known_isas", &anyprec::known_isas);
     m.def("built_isas", &anyprec::built_isas);
     m.def("isa", &anyprec::isa);
-    m.def("slow_dots", [](const std::string &isa) { // refused where this CPU cannot run it
+    // [(kernel, vectors of a block, products per cycle)], as the cost model has them. Refused where this CPU cannot run
+    // the instruction set.
+    m.def("kernel_rates", [](const std::string &isa) {
         const std::string usable = anyprec::choose_isa(isa, anyprec::cpu_features(), "isa");
         const anyprec::Kernels &kernels = *anyprec::find_kernels(usable.c_str());
-        return kernels.slow_dots && kernels.slow_dots();
+        std::vector<std::tuple<std::string, int, double>> rates;
+        for (const anyprec::TileKernel *const *kernel = kernels.integer; *kernel; ++kernel)
+            for (int log2 = 0; log2 <= (*kernel)->max_log2_vectors; ++log2)
+                rates.emplace_back((*kernel)->name, 1 << log2, anyprec::products_per_cycle(kernels, **kernel, log2));
+        return rates;
     });
     m.def("choose_isa", &anyprec::choose_isa, nb::arg("wish"), nb::arg("features"), nb::arg("source") = "ANYPREC_ISA");
     m.def(

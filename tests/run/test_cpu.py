@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 
 import pytest
+from engine_check import usable_isas
 
 from anyprec import _native
 from anyprec.errors import UnsupportedIsa
@@ -222,7 +223,10 @@ def test_the_stub_names_what_the_extension_has():
     assert typed == {name for name in dir(_native) if not name.startswith("_")}
 
 
-def test_slow_dots_is_asked_only_where_the_cpu_can_answer():
-    assert _native.slow_dots("scalar") is False
+def test_kernel_rates():
+    for isa in usable_isas():
+        rates = _native.kernel_rates(isa)
+        assert rates == _native.kernel_rates(isa)  # measured once
+        assert all(rate > 0 and vectors in (1, 2, 4, 8) for _, vectors, rate in rates)
     with pytest.raises(UnsupportedIsa, match="isa=vax is no instruction set anyprec knows"):
-        _native.slow_dots("vax")
+        _native.kernel_rates("vax")

@@ -20,14 +20,12 @@ TAKEN = {
     "avx2": [(8, 8), (8, 6), (7, 8), (4, 4), (3, 3)],
     "avxvnni": [(4, 4), (4, 5), (3, 3)],
     "avx512vnni": [(4, 4), (4, 5), (3, 3), (2, 2)],
-    "avx512": [(4, 4), (4, 5), (3, 3), (2, 2)],
+    "avx512": [(4, 4), (4, 5), (3, 3)],  # 2 bit: by Winograd or lookups, whichever this CPU is faster at
     "neon": [(4, 4), (3, 3)],
     "dotprod": [(4, 4), (4, 5), (3, 3)],
     "i8mm": [(4, 4), (4, 5), (3, 3)],
 }
 ISAS = [isa for isa in usable_isas() if isa in TAKEN]
-if "avx512" in ISAS and _native.slow_dots("avx512"):  # Zen 4: lookups are faster there
-    TAKEN["avx512"].remove((2, 2))
 ALL = [(k, k) for k in range(1, 9)] + [(8, 6), (7, 8), (4, 5), (5, 4), (3, 5), (1, 4)]
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="only the scalar kernels run on this CPU")
@@ -120,11 +118,21 @@ def test_taken_where_it_pays(isa, tmp_path):
         assert not taken(model, image(1, 1, 1, 128), names([pair])), pair  # one output: 9 taps against 16
 
 
-@pytest.mark.skipif("avx512" not in ISAS or not _native.slow_dots("avx512"), reason="dot products are fast here")
-def test_lookups_where_dot_products_are_slow(tmp_path):
-    write(conv_graph(128, 128), tmp_path / "net.apm")
+@pytest.mark.skipif("avx512" not in ISAS, reason="this CPU has no lookups of 512 bits")
+@pytest.mark.parametrize("out", [16, 64, 128])
+def test_two_bits_take_the_faster_products_of_this_cpu(out, tmp_path):
+    """Lookups only where their measured rate pays, and always where even Winograd could not be faster."""
+    graph = conv_graph(192, out, pairs=[(2, 2)])
+    rates = {(name, vectors): rate for name, vectors, rate in _native.kernel_rates("avx512")}
+    write(graph, tmp_path / "net.apm")
     model = load(tmp_path / "net.apm", isa="avx512", layout="NHWC")
-    assert "vpermb, 2 bit" in kernels_used(model, image(1, 16, 16, 128), names([(2, 2)]))
+    used = kernels_used(model, image(1, 16, 16, 192), names([(2, 2)]))
+    lookups = rates["vpermb, 2 bit", min(2, -(-out // 64))] * min(1, out / 64)  # partly filled vectors
+    dots = rates["vpdpbusd", min(4, -(-out // 16))]
+    if lookups < 0.8 * dots:  # they also prepare their inputs
+        assert not any("vpermb" in kernel for kernel in used)
+    if lookups > 2.25 * 1.2 * dots:  # Winograd saves 2.25 times the products at most
+        assert any("vpermb" in kernel for kernel in used)
 
 
 @pytest.mark.parametrize("h, w", [(6, 6), (5, 7), (8, 5), (7, 12), (13, 13), (2, 12), (40, 9)])
