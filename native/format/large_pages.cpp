@@ -3,6 +3,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace anyprec {
@@ -14,6 +15,17 @@ void use_large_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t byt
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
     if (first < end)
         (void)madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE); // only advice
+#endif
+}
+
+bool release_pages([[maybe_unused]] uint8_t *data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+    return first < end && madvise(reinterpret_cast<void *>(first), end - first, MADV_DONTNEED) == 0;
+#else
+    return false;
 #endif
 }
 

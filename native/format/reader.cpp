@@ -28,17 +28,17 @@ static_assert(sizeof(size_t) == 8, "limits of FORMAT.md need 64 bit sizes");
 // A part of the file, copied into memory.
 struct Piece {
     std::unique_ptr<uint8_t[]> bytes; // new aligns it for floats
-    size_t begin;                     // of the part, in the file
+    size_t begin, size;               // of the part, in the file
 
-    Piece(size_t from, size_t to) : bytes(new uint8_t[to - from]), begin(from) {
-        use_large_pages(bytes.get(), to - from);
+    Piece(size_t from, size_t to) : bytes(new uint8_t[to - from]), begin(from), size(to - from) {
+        use_large_pages(bytes.get(), size);
     }
     uint8_t *at(size_t offset) const { return bytes.get() + (offset - begin); }
 };
 
 struct ModelFile::Impl {
     std::string name;
-    std::unique_ptr<Source> source; // nullptr once everything is loaded
+    std::unique_ptr<Source> source; // nullptr once nothing more will be read
     std::vector<Piece> pieces;
     Graph graph;
     std::vector<TensorPlace> buffers;
@@ -50,6 +50,10 @@ struct ModelFile::Impl {
     size_t loaded_end = 0; // everything from the head up to here is loaded
     size_t next_place = 0; // the first tensor that is not loaded
     bool verify = false;
+    bool keep_copy = true;
+    bool holds_copy = true;                  // something was read since release
+    std::vector<std::vector<size_t>> places; // of a weight's planes and tail, by weight; only without keep_copy
+    std::vector<bool> released;              // by place
 
     void open(std::unique_ptr<Source> from, int max_bits);
     void read_head(size_t size);
@@ -57,6 +61,7 @@ struct ModelFile::Impl {
     size_t profile_end(const Profile &profile) const;
     void check_long_enough(size_t size) const;
     bool load(size_t size);
+    void read_again(size_t place);
     std::string title(const TensorPlace &place) const;
     void check_bytes(const TensorPlace &place, const uint8_t *bytes) const;
     void check_floats(const TensorPlace &place, const uint8_t *bytes) const;
@@ -176,17 +181,35 @@ bool ModelFile::Impl::load(size_t size) {
         for (size_t i = next_place; i < stop; i++) { // one by one: a tensor is checked while it is in the cache
             source->read(buffers[i].begin, buffers[i].end, piece.at(buffers[i].begin));
             check_bytes(buffers[i], piece.at(buffers[i].begin));
+            if (!verify && !keep_copy) // what is read again must be what was read now
+                buffers[i].crc = crc32(piece.at(buffers[i].begin), buffers[i].end - buffers[i].begin);
         }
         pieces.push_back(std::move(piece));
         for (size_t i = next_place; i < stop; i++)
             give(buffers[i], pieces.back().at(buffers[i].begin));
         loaded_end = end;
+        holds_copy = true;
     }
     bool news = stop > next_place;
     next_place = stop;
-    if (loaded_end >= limit)
+    if (loaded_end >= limit && keep_copy)
         source.reset();
     return news;
+}
+
+void ModelFile::Impl::read_again(size_t place) {
+    const TensorPlace &tensor = buffers[place];
+    for (const Piece &piece : pieces) {
+        if (tensor.begin < piece.begin || tensor.end > piece.begin + piece.size)
+            continue;
+        source->read(tensor.begin, tensor.end, piece.at(tensor.begin));
+        if (crc32(piece.at(tensor.begin), tensor.end - tensor.begin) != tensor.crc)
+            throw ModelError(Kind::ChecksumMismatch,
+                             "was rewritten since it was loaded: tensor " + quote(title(tensor)) +
+                                 " has other bytes; load it again, or load with keep_copy, which reads files once");
+        released[place] = false;
+        holds_copy = true;
+    }
 }
 
 std::string ModelFile::Impl::title(const TensorPlace &place) const {
@@ -276,11 +299,12 @@ template <class Work> auto naming(const std::string &name, Work work) {
 ModelFile::ModelFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ModelFile::~ModelFile() = default;
 
-std::shared_ptr<ModelFile> ModelFile::open(const std::string &path, int max_bits, bool verify) {
+std::shared_ptr<ModelFile> ModelFile::open(const std::string &path, int max_bits, bool verify, bool keep_copy) {
     return naming(path, [&] {
         auto impl = std::make_unique<Impl>();
         impl->name = path;
         impl->verify = verify;
+        impl->keep_copy = keep_copy;
         impl->open(file_source(path), max_bits);
         return std::shared_ptr<ModelFile>(new ModelFile(std::move(impl)));
     });
@@ -314,7 +338,7 @@ int ModelFile::planes_available() const {
 }
 
 bool ModelFile::refresh() {
-    if (!impl_->source)
+    if (!impl_->source || complete())
         return false;
     return naming(impl_->name, [&] {
         size_t size = impl_->source->size();
@@ -328,6 +352,45 @@ bool ModelFile::refresh() {
             throw ModelError(Kind::BadTensor,
                              "has grown past its last tensor, which ends at byte " + std::to_string(impl_->total));
         return impl_->load(size);
+    });
+}
+
+void ModelFile::release() {
+    Impl &file = *impl_;
+    if (file.keep_copy || !file.holds_copy)
+        return;
+    file.released.resize(file.buffers.size());
+    for (const Piece &piece : file.pieces) {
+        const size_t begin = std::max(piece.begin, file.head_end), end = piece.begin + piece.size;
+        if (begin >= end || !release_pages(piece.at(begin), end - begin))
+            continue;
+        file.holds_copy = false;
+        for (size_t i = 0; i < file.next_place; i++)
+            if (file.buffers[i].begin >= begin && file.buffers[i].end <= end)
+                file.released[i] = true; // in parts, at least
+    }
+}
+
+void ModelFile::need(int weight, int bits) {
+    Impl &file = *impl_;
+    if (file.keep_copy || file.released.empty())
+        return;
+    if (file.places.empty()) {
+        file.places.resize(file.graph.weights.size());
+        for (size_t i = 0; i < file.buffers.size(); i++)
+            if (file.buffers[i].part == TensorPlace::plane || file.buffers[i].part == TensorPlace::tail)
+                file.places[size_t(file.buffers[i].owner)].push_back(i);
+    }
+    naming(file.name, [&] {
+        for (const size_t i : file.places[size_t(weight)]) {
+            const TensorPlace &place = file.buffers[i];
+            const std::vector<int> &numbers = file.graph.planes[bits > 8 ? 0 : size_t(bits)];
+            const bool wanted = place.part == TensorPlace::tail
+                                    ? bits == FLOAT_BITS
+                                    : std::find(numbers.begin(), numbers.end(), place.number) != numbers.end();
+            if (wanted && i < file.released.size() && file.released[i])
+                file.read_again(i);
+        }
     });
 }
 
@@ -348,7 +411,7 @@ size_t ModelFile::file_bytes() const {
 }
 
 size_t ModelFile::loaded_bytes() const {
-    return impl_->loaded_end;
+    return impl_->holds_copy ? impl_->loaded_end : impl_->head_end;
 }
 
 } // namespace anyprec

@@ -13,15 +13,17 @@
 
 namespace anyprec {
 
-// Keeps a copy of what it read: cutting, rewriting, replacing or deleting the file has no effect. Const members may be
-// called from many threads. refresh must not run while the graph's planes and tails are in use.
+// Keeps a copy of what it read: cutting, rewriting, replacing or deleting the file has no effect. Without `keep_copy`,
+// release frees the copy of the planes and tails, and need reads them again. Const members may be called from many
+// threads. refresh, release and need must not run while the graph's planes and tails are in use.
 class ModelFile {
   public:
     // max_bits 1..8: planes of wider widths and the float tail are not read; 0 or 32: read all.
     // verify: compare every tensor that is read with its checksum, now and in refresh.
     // A growing file opens as soon as its narrowest profile is complete; before that, TruncatedFile. If max_bits allows
     // no profile, the file opens with none available.
-    static std::shared_ptr<ModelFile> open(const std::string &path, int max_bits = 0, bool verify = true);
+    static std::shared_ptr<ModelFile> open(const std::string &path, int max_bits = 0, bool verify = true,
+                                           bool keep_copy = true);
     // The same for a file in memory, which is copied. `name` is its name in error messages.
     static std::shared_ptr<ModelFile> from_memory(const uint8_t *bytes, size_t size, int max_bits = 0,
                                                   bool verify = true, const std::string &name = "<memory>");
@@ -38,6 +40,11 @@ class ModelFile {
     // Loads what a growing file gained. True if planes or tails appeared; existing pointers stay valid. Throws
     // ModelError where the new bytes are bad; the graph is then unchanged.
     bool refresh();
+    // Frees the copy of all planes and tails, unless it is to be kept; tables and float weights stay.
+    void release();
+    // Reads the planes that a weight has at `bits`, or its tail (32), again if they were released, and compares them
+    // with their checksums. Throws ModelError if the file was cut or rewritten since.
+    void need(int weight, int bits);
     bool complete() const; // everything that max_bits allows is loaded: refresh will find nothing more
 
     // Length of the file prefix that a width (1..8; 32: the float profile) needs; 0: not in the file.

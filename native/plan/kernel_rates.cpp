@@ -22,8 +22,7 @@ TileFunction widest_rows(const TileKernel &kernel, int log2_vectors) {
 // Nanoseconds per product of one tile function.
 class TileTimer {
   public:
-    TileTimer(const TileKernel &kernel, int log2_vectors)
-        : function_(widest_rows(kernel, log2_vectors)) {
+    TileTimer(const TileKernel &kernel, int log2_vectors) : function_(widest_rows(kernel, log2_vectors)) {
         const int rows = kernel.max_rows[log2_vectors], channels = kernel.lanes << log2_vectors;
         const int steps = (kChannels + kernel.step_channels - 1) / kernel.step_channels;
         const size_t panel = vector_bytes(kernel) * static_cast<size_t>(kTaps * steps) << log2_vectors;
@@ -95,7 +94,8 @@ std::vector<Rate> measure(const Kernels &kernels) {
             unit = *kernel;
         for (int log2 = 0; log2 <= (*kernel)->max_log2_vectors; ++log2) {
             const TileFunction function = widest_rows(**kernel, log2);
-            if (std::none_of(timers.begin(), timers.end(), [&](const TileTimer &t) { return t.function() == function; }))
+            if (std::none_of(timers.begin(), timers.end(),
+                             [&](const TileTimer &t) { return t.function() == function; }))
                 timers.emplace_back(**kernel, log2); // 7 and 8 bit have the same functions
         }
     }

@@ -295,13 +295,14 @@ NB_MODULE(_native, m) {
     nb::class_<Model>(m, "Model")
         .def_static(
             "open",
-            [](const nb::bytes &path, int max_bits, bool verify, size_t panel_budget, const std::string &isa) {
+            [](const nb::bytes &path, int max_bits, bool verify, size_t panel_budget, const std::string &isa,
+               bool keep_copy) {
                 const std::string name(path.c_str(), path.size());
                 WithoutGil released;
-                return Model::open(name, {max_bits, verify, panel_budget, isa});
+                return Model::open(name, {max_bits, verify, panel_budget, isa, keep_copy});
             },
             nb::arg("path"), nb::arg("max_bits") = 0, nb::arg("verify") = true, nb::arg("panel_budget") = 0,
-            nb::arg("isa") = "")
+            nb::arg("isa") = "", nb::arg("keep_copy") = true)
         .def_prop_ro("name", &Model::name)
         .def_prop_ro("isa", &Model::isa)
         .def_prop_ro("labels", &Model::labels)

@@ -25,7 +25,7 @@ namespace {
 const char *const kUsage =
     "usage: anyprec-run MODEL.apm [INPUT.npy ...] [--bits 1..8|32|PROFILE] [--out OUTPUT.npy] [--layout NCHW|NHWC]\n"
     "                   [--threads N] [--repeat N] [--steps] [--max-bits 1..8] [--no-verify] [--isa NAME]\n"
-    "                   [--no-check-finite]\n";
+    "                   [--no-keep-copy] [--no-check-finite]\n";
 
 struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -104,6 +104,7 @@ int run(const std::vector<std::string> &words, const std::map<std::string, std::
     open.max_bits = options.count("--max-bits") ? number("--max-bits", option("--max-bits", ""), 1, 8) : 0;
     open.verify = options.count("--no-verify") == 0;
     open.isa = option("--isa", "");
+    open.keep_copy = options.count("--no-keep-copy") == 0;
     const auto model = anyprec::Model::open(words[0], open);
     if (words.size() == 1) {
         list(*model);
@@ -215,8 +216,8 @@ int main(int argc, char **argv) {
             static const char *const known[] = {"--bits",   "--out",      "--layout", "--threads",
                                                 "--repeat", "--max-bits", "--isa"};
             const bool takes_value = std::find(std::begin(known), std::end(known), word) != std::end(known);
-            if (!takes_value && word != "--verify" && word != "--no-verify" && word != "--steps" &&
-                word != "--no-check-finite")
+            if (!takes_value && word != "--verify" && word != "--no-verify" && word != "--no-keep-copy" &&
+                word != "--steps" && word != "--no-check-finite")
                 throw UsageError("option " + word + " is not known; see anyprec-run --help");
             if (takes_value && i + 1 == argc)
                 throw UsageError("option " + word + " needs a value");

@@ -36,7 +36,7 @@ std::shared_ptr<Model> Model::open(const std::string &path, const OpenOptions &o
     impl->isa = options.isa.empty() ? anyprec::isa() : choose_isa(options.isa, cpu_features(), "isa");
     impl->kernels = find_kernels(impl->isa.c_str()); // choose_isa gave the name of a built one
     impl->budget = options.panel_budget;
-    impl->file = ModelFile::open(path, options.max_bits, options.verify);
+    impl->file = ModelFile::open(path, options.max_bits, options.verify, options.keep_copy);
     const Graph &graph = impl->graph();
     for (size_t c = 0; c < graph.image_scale.size(); ++c)
         for (int b = 0; b < 256; ++b)

@@ -95,6 +95,7 @@ struct Model::Impl : Forkable {
     std::shared_ptr<const Plan> plan_for(const PlanKey &key);
     std::shared_ptr<const Panel> panel(int weight, int bits, const TileKernel *kernel, int groups,
                                        const std::vector<int> &tap_order);
+    void need_signed_weights(int profile);
     size_t held() const;
     void keep_to_budget();
     void drop_large_tables();

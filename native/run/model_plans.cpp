@@ -20,6 +20,7 @@ std::shared_ptr<const Panel> Model::Impl::panel(int weight, int bits, const Tile
     std::shared_ptr<const Panel> found = known.lock();
     if (!found) {
         const Weight &w = graph().weights[static_cast<size_t>(weight)];
+        file->need(weight, bits);
         // Within a budget every panel has memory of its own, so that dropping it frees that.
         PanelMemory *memory = budget ? nullptr : &panel_memory;
         found = std::make_shared<const Panel>(
@@ -66,6 +67,14 @@ void Model::Impl::drop_large_tables() {
     }
 }
 
+// Every plan sums their weights anew; all others are read where a panel is built.
+void Model::Impl::need_signed_weights(int profile) {
+    for (const Op &op : graph().ops)
+        if (op.is_signed && op.weight >= 0)
+            file->need(op.weight,
+                       graph().profiles[static_cast<size_t>(profile)].weight_bits[static_cast<size_t>(op.weight)]);
+}
+
 std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
     for (auto it = plans.begin(); it != plans.end(); ++it)
         if (it->first == key) {
@@ -76,12 +85,14 @@ std::shared_ptr<const Plan> Model::Impl::plan_for(const PlanKey &key) {
     const bool is_split = key.part == PlanPart::split_prefix || key.part == PlanPart::split_rest;
     if (!is_split && key.part != PlanPart::whole && !prefix)
         prefix = std::make_unique<SharedPrefix>(graph());
+    need_signed_weights(key.profile);
     auto plan = std::make_shared<const Plan>(make_plan(
         graph(), key.profile, key.inputs, *kernels,
         [this](int weight, int bits, const TileKernel *kernel, int groups, const std::vector<int> &order) {
             return panel(weight, bits, kernel, groups, order);
         },
         key.part, is_split ? split.get() : prefix.get()));
+    file->release(); // unless it keeps its copy
     plans.emplace_front(key, plan);
     table_total += plan->table_bytes;
     keep_to_budget();

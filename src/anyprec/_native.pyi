@@ -79,7 +79,14 @@ class Model:
     file_bytes: int
     loaded_bytes: int
     @staticmethod
-    def open(path: bytes, max_bits: int = 0, verify: bool = True, panel_budget: int = 0, isa: str = "") -> Model: ...
+    def open(
+        path: bytes,
+        max_bits: int = 0,
+        verify: bool = True,
+        panel_budget: int = 0,
+        isa: str = "",
+        keep_copy: bool = True,
+    ) -> Model: ...
     def profiles(self) -> list[ProfileInfo]: ...
     def refresh(self) -> bool: ...
     def steps(

@@ -3,15 +3,18 @@
 In processes of their own: a file that is cut under a mapping ends the process by SIGBUS.
 """
 
+import pickle
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from anyprec.bench import random_networks
 from anyprec.errors import ChecksumMismatch, TruncatedFile
-from anyprec.format import ModelFile
+from anyprec.format import ModelFile, write
 from anyprec.run.model import load
 
 SCRIPT = """
@@ -66,6 +69,61 @@ def test_a_loaded_model_stays_what_it_was(net, files, change):
     command = [sys.executable, "-c", SCRIPT, net.path, path, other, inputs, change]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def freeing(net, files):
+    """A model that frees the file's bytes, and the inputs and right answers."""
+    x = np.load(files[2])
+    right = load(net.path)
+    return load(files[0], keep_copy=False), x, {bits: right(x, bits=bits) for bits in (1, 2, 3, 4, 8, 32, "fast")}
+
+
+@pytest.mark.parametrize("change", ["nothing", "replaced", "deleted"])
+def test_without_its_copy_a_model_reads_the_file_again(files, freeing, change):
+    path, other, _ = files
+    model, x, right = freeing
+    assert np.array_equal(model(x, bits=2), right[2])
+    if change == "replaced":
+        other.replace(path)
+    elif change == "deleted":
+        path.unlink()
+    for bits in (1, 8, 4, 32, "fast", 2, 3):
+        assert np.array_equal(model(x, bits=bits), right[bits]), bits
+    assert np.array_equal(model(np.concatenate([x, x]), bits=4), np.concatenate([right[4]] * 2))  # another plan
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("change", ["cut", "overwritten"])
+def test_without_its_copy_a_model_refuses_a_file_that_was_rewritten(net, files, change, verify):
+    path, other, inputs = files
+    x, original = np.load(inputs), path.read_bytes()
+    model = load(path, keep_copy=False, verify=verify)
+    want = model(x, bits=2)
+    if sys.platform != "linux":
+        pytest.skip("the copy is freed on Linux only")
+    if change == "cut":
+        path.write_bytes(original[:1000])
+    else:
+        path.write_bytes(other.read_bytes())
+    error, text = {
+        "cut": (TruncatedFile, r"net\.apm: was cut short while it was read"),
+        "overwritten": (ChecksumMismatch, r"net\.apm: was rewritten since it was loaded: tensor 'plane"),
+    }[change]
+    for _ in range(2):
+        with pytest.raises(error, match=text):
+            model(x, bits=8)
+    assert np.array_equal(model(x, bits=2), want)  # its panels are there
+    path.write_bytes(original)
+    assert np.array_equal(model(x, bits=8), load(net.path)(x, bits=8))
+
+
+def test_without_its_copy_a_model_may_be_pickled_and_called_from_threads(freeing):
+    model, x, right = freeing
+    again = pickle.loads(pickle.dumps(model))
+    with ThreadPoolExecutor(8) as pool:
+        calls = [(bits, pool.submit(again, x, bits=bits)) for _ in range(4) for bits in right]
+        assert all(np.array_equal(call.result(), right[bits]) for bits, call in calls)
 
 
 def test_a_growing_file_that_turns_into_another(net, files):
@@ -123,3 +181,13 @@ def test_memory_says_what_is_held_of_the_file(net):
     whole, part = load(net.path), load(net.path, max_bits=2)
     assert whole.memory["file"] == net.path.stat().st_size
     assert part.memory["file"] == whole.bytes_needed(2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the copy is freed on Linux only")
+def test_memory_without_the_copy(tmp_path):
+    path = tmp_path / "large.apm"  # planes of many pages
+    write(random_networks.resnet20_graph(), path)
+    whole, freeing = load(path), load(path, keep_copy=False)
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    assert np.array_equal(whole(x, bits=8), freeing(x, bits=8))
+    assert freeing.memory["file"] < 0.3 * whole.memory["file"] == 0.3 * path.stat().st_size

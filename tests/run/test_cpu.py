@@ -224,9 +224,9 @@ def test_the_stub_names_what_the_extension_has():
 
 
 def test_kernel_rates():
-    for isa in usable_isas():
-        rates = _native.kernel_rates(isa)
-        assert rates == _native.kernel_rates(isa)  # measured once
+    for name in usable_isas():
+        rates = _native.kernel_rates(name)
+        assert rates == _native.kernel_rates(name)  # measured once
         assert all(rate > 0 and vectors in (1, 2, 4, 8) for _, vectors, rate in rates)
     with pytest.raises(UnsupportedIsa, match="isa=vax is no instruction set anyprec knows"):
         _native.kernel_rates("vax")

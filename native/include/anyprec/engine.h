@@ -24,6 +24,7 @@ struct OpenOptions {
     bool verify = true;      // compare every tensor that is read with its checksum
     size_t panel_budget = 0; // bytes of prepared weights to keep beyond the profile in use; 0: no limit
     std::string isa;         // empty: ANYPREC_ISA, else the best this CPU can run
+    bool keep_copy = true;   // false: free the file's bytes once weights are prepared; another width reads them again
 };
 
 // Images as the caller has them: float32, or uint8 that the file's scale and shift turn into floats.

@@ -58,6 +58,7 @@ def load(
     threads: int = 1,
     layout: str = "NCHW",
     memory_budget: int | None = None,
+    keep_copy: bool = True,
     verify: bool = True,
     isa: str | None = None,
     check_finite: bool = True,
@@ -71,6 +72,8 @@ def load(
     threads: the number of threads that one call may use.
     layout: of the arrays that calls take and give, "NCHW" or "NHWC".
     memory_budget: bounds the bytes of prepared weights kept for widths beyond the one in use.
+    keep_copy: False frees the file's bytes once the weights of a width are prepared (Linux). Another width reads them
+        again; if the file was cut or rewritten meanwhile, that is refused. Replaced or deleted, it stays readable.
     verify: compares every tensor with its checksum.
     isa: overrides ANYPREC_ISA.
     check_finite: False computes inputs with NaN or infinity, as ARITHMETIC.md says, instead of refusing them.
@@ -78,7 +81,9 @@ def load(
     max_bits = check_bits(max_bits) if max_bits is not None else 0
     if memory_budget is not None and (not isinstance(memory_budget, int) or memory_budget < 1):
         raise InputError(f"memory_budget={memory_budget!r} is not a number of bytes; give at least 1, or leave it out")
-    native, source = ModelSource.load(os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "")
+    native, source = ModelSource.load(
+        os.fsencode(find(path)), max_bits, verify, memory_budget or 0, isa or "", keep_copy
+    )
     return PackedModel(native, source, threads=threads, layout=layout, check_finite=check_finite)
 
 

@@ -24,18 +24,19 @@ class ModelSource:
     verify: bool
     memory_budget: int
     isa: str
+    keep_copy: bool
     digest: str | None  # SHA-256 of the header; None where the file went away while it was opened
     cascade: str | None = None  # the text in the header, unchecked
 
     @classmethod
     def load(
-        cls, path: bytes, max_bits: int, verify: bool, memory_budget: int, isa: str
+        cls, path: bytes, max_bits: int, verify: bool, memory_budget: int, isa: str, keep_copy: bool
     ) -> tuple[_native.Model, ModelSource]:
-        native = _native.Model.open(path, max_bits, verify, memory_budget, isa)
+        native = _native.Model.open(path, max_bits, verify, memory_budget, isa, keep_copy)
         path = os.path.abspath(path)
         header = read_header(path)
         digest = None if header is None else hashlib.sha256(header).hexdigest()
-        return native, cls(path, max_bits, verify, memory_budget, isa, digest, cascade_text(header))
+        return native, cls(path, max_bits, verify, memory_budget, isa, keep_copy, digest, cascade_text(header))
 
     @property
     def name(self) -> str:
@@ -43,7 +44,9 @@ class ModelSource:
 
     def reopen(self) -> _native.Model:
         try:
-            native = _native.Model.open(self.path, self.max_bits, self.verify, self.memory_budget, self.isa)
+            native = _native.Model.open(
+                self.path, self.max_bits, self.verify, self.memory_budget, self.isa, self.keep_copy
+            )
         except ModelFileError as error:
             raise ModelFileError(
                 f"a pickled model holds the path of its file, and that cannot be opened here ({error}); put the file "
