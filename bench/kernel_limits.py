@@ -1,6 +1,6 @@
 """How much of the limit of the CPU's vector ports each kernel reaches inside ResNet-50: one image, one thread.
 
-    python bench/kernel_limits.py [--isa avx2] [--bits 1,2,4,8] [--rounds 20] | --sums
+    python bench/kernel_limits.py [--isa avx2] [--bits 1,2,4,8] [--rounds 20] [--cpu NAME] | --sums
 
 Every step of a run is timed (PackedModel.steps) and convolutions are summed by kernel, stage and kind of layer. Of the
 rounds the best tenth counts: what else the machine does only ever adds time. The clock is that of a chain of
@@ -118,22 +118,28 @@ class Ports:
 
 
 PORTS = {
-    ("intel", "avx2"): Ports(3, 2, 2),  # Ice Lake and later; Haswell to Cascade Lake have one for vpshufb
-    ("intel", "avxvnni"): Ports(3, 2, 2),
-    ("intel", "avx512vnni"): Ports(2, 2, 1),  # ports 0 and 1 together, and 5, which alone looks up
-    ("intel", "avx512"): Ports(2, 2, 1),
-    ("intel", "amx"): Ports(2, 2, 1),
-    ("amd", "avx2"): Ports(4, 2, 2),  # Zen 3: additions have pipes of their own
-    ("amd", "avx512"): Ports(2, 1, 1),  # Zen 4: each instruction of 512 bits takes two turns of such a pipe
+    ("Haswell", "avx2"): Ports(3, 2, 1),  # and later, to Cascade Lake
+    ("Haswell", "avx512vnni"): Ports(2, 2, 1),
+    ("Ice Lake", "avx2"): Ports(3, 2, 2),  # and later
+    ("Ice Lake", "avxvnni"): Ports(3, 2, 2),
+    ("Ice Lake", "avx512vnni"): Ports(2, 2, 1),  # ports 0 and 1 together, and 5, which alone looks up
+    ("Ice Lake", "avx512"): Ports(2, 2, 1),
+    ("Ice Lake", "amx"): Ports(2, 2, 1),
+    ("Zen 3", "avx2"): Ports(4, 2, 2),  # additions have pipes of their own
+    ("Zen 4", "avx2"): Ports(4, 2, 2),
+    ("Zen 4", "avx512vnni"): Ports(2, 1, 1),  # an instruction of 512 bits takes two turns of such a pipe
+    ("Zen 4", "avx512"): Ports(2, 1, 1),
+    ("Zen 5", "avx2"): Ports(4, 2, 2),
+    ("Zen 5", "avxvnni"): Ports(4, 2, 2),
+    ("Zen 5", "avx512vnni"): Ports(4, 2, 2),  # in servers its pipes have 512 bits; measured
+    ("Zen 5", "avx512"): Ports(4, 2, 2),
 }
+CORES = tuple(dict.fromkeys(core for core, _ in PORTS))
 
 
-MAKERS = ("intel", "amd")
-
-
-def port_limit(isa: str, kernel: str, maker: str) -> float | None:
+def port_limit(isa: str, kernel: str, core: str) -> float | None:
     """Products a cycle, none waiting for memory; None where this CPU's ports are not in the table."""
-    inner, ports = INNERS[isa].get(kernel), PORTS.get((maker, isa))
+    inner, ports = INNERS[isa].get(kernel), PORTS.get((core, isa))
     if inner is None or ports is None:
         return None
     starts = ports.lookups if kernel.startswith(("vpermb", "vpshufb")) else ports.multiplies
@@ -141,8 +147,23 @@ def port_limit(isa: str, kernel: str, maker: str) -> float | None:
     return inner.products * inner.fewer / cycles
 
 
-def maker_of(cpu: str) -> str:
-    return next((maker for maker in MAKERS if maker in cpu.lower()), "unknown")
+def core_of(cpuinfo: str) -> str:
+    """The first core with such ports, from the text of /proc/cpuinfo; "unknown": of no known kind."""
+    known = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: (.*)$", cpuinfo, re.MULTILINE))
+    flags = known.get("flags", "").split()
+    match known.get("vendor_id"), known.get("cpu family"):
+        case "AuthenticAMD", "26":
+            return "Zen 5"
+        case "AuthenticAMD", "25":
+            return "Zen 4" if "avx512f" in flags else "Zen 3"
+        case "GenuineIntel", "6" if "avx2" in flags:
+            return "Ice Lake" if "gfni" in flags else "Haswell"
+    return "unknown"
+
+
+def this_core() -> str:
+    path = Path("/proc/cpuinfo")
+    return core_of(path.read_text()) if path.exists() else "unknown"
 
 
 # --- The clock --------------------------------------------------------------------------------------------------------
@@ -234,7 +255,7 @@ def measure(model: PackedModel, graph: Graph, x: np.ndarray, bits: int, clock: C
     for (stage, layer, kernel), members in groups.items():
         products, seconds = sum(steps[i].products for i in members), float(sum(best[i] for i in members))
         rate = products / seconds / 1e9
-        limit = port_limit(model.isa, kernel, maker_of(cpu_name()))
+        limit = port_limit(model.isa, kernel, this_core())
         percent = None if limit is None else 100 * rate / (limit * now)
         extra = 1e6 * sum(prepare.get(steps[i].op, 0.0) for i in members)
         counts = len(members), products / 1e6, 1e6 * seconds, extra
@@ -256,15 +277,15 @@ def save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def sums(path: Path) -> list[str]:
-    """Lines: milliseconds of all layers at each width, measured, and at the limit of either maker's ports."""
+    """Lines: milliseconds of all layers at each width, measured, and at the limit of each core's ports."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    lines = [f"{'':19}{'measured':>10}" + "".join(f"{f'at {maker} limit':>18}" for maker in MAKERS) + "  ms"]
+    lines = [f"{'':19}{'measured':>10}" + "".join(f"{f'at {core} limit':>18}" for core in CORES) + "  ms"]
     for isa, bits in dict.fromkeys((row["isa"], row["bits"]) for row in rows):
         here = [row for row in rows if (row["isa"], row["bits"]) == (isa, bits)]
         line = f"{isa:11}{bits:>2} bit  {sum(float(row['us']) + float(row['prepare_us']) for row in here) / 1e3:10.1f}"
-        for maker in MAKERS:
-            limits = [port_limit(isa, row["kernel"], maker) for row in here]
+        for core in CORES:
+            limits = [port_limit(isa, row["kernel"], core) for row in here]
             pairs = list(zip(here, limits, strict=True))
             least = [
                 float(row["million_products"]) / (limit * float(row["ghz"]))
@@ -282,8 +303,9 @@ def main() -> None:
     parser.add_argument("--bits", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--sums", action="store_true", help="of the rows that are there; measures nothing")
+    parser.add_argument("--cpu", default=cpu_name(), help="of the file's name, where several CPUs have the same name")
     args = parser.parse_args()
-    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", cpu_name()).lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", args.cpu).lower()).strip("-")
     path = RESULTS / f"kernel_limits_{name}.csv"
     if args.sums:
         print("\n".join(sums(path)))

@@ -7,8 +7,8 @@
 namespace anyprec {
 
 // Of a full tile of 2^log2_vectors vectors. TileKernel::products_per_cycle, except in tables with Kernels::measured:
-// there vpdpbusd with its widest tile keeps its figure, and the other tiles have theirs in proportion to it, as measured
-// by the first call (0.2 ms).
+// there vpdpbusd with its widest tile keeps its figure, and the other tiles have theirs in proportion to it, as
+// measured by the first call (0.2 ms).
 double products_per_cycle(const Kernels &kernels, const TileKernel &kernel, int log2_vectors);
 
 } // namespace anyprec

@@ -8,7 +8,7 @@ import kernel_limits
 import numpy as np
 import pytest
 from engine_check import kernels_built, usable_isas
-from kernel_limits import INNERS, Row, kernel_of, layer_of, maker_of, port_limit, save, stage_of
+from kernel_limits import CORES, INNERS, Row, core_of, kernel_of, layer_of, port_limit, save, stage_of
 
 from anyprec.bench import random_networks as graphs
 from anyprec.format.file import write
@@ -21,29 +21,51 @@ def test_every_kernel_has_a_limit(isa):
 
 
 @pytest.mark.parametrize(
-    "isa, kernel, intel, amd",
-    [  # as docs/cli/bench.md has them; AMD's are those of a core whose additions cost no multiplication
-        ("avx2", "fma", 16, 16),
-        ("avx2", "vpmaddwd", 24, 32),
-        ("avx2", "vpmaddubsw, 4 bit", 48, 64),
-        ("avx2", "vpmaddubsw, 7 bit", 32, 32),
-        ("avx2", "vpshufb, 2 bit", 96, 128),
-        ("avx2", "vpshufb, 1 bit", 256, 768 / 2.25),
-        ("avx2", "winograd vpmaddwd", 54, 72),
-        ("avx512vnni", "vpdpbusd", 128, None),
-        ("avx512vnni", "vpshufb, 1 bit", 1536 / 4.5, None),
-        ("avx512", "fma", 32, 16),
-        ("avx512", "vpdpbusd", 128, 64),
-        ("avx512", "vpermb, 2 bit", 192, 192),
-        ("avx512", "vpermb, 1 bit", 384, 384),
-        ("avxvnni", "vpdpbusd", 64, None),
-        ("amx", "tdpbusd", 1024, None),
+    "isa, kernel, ice_lake, zen_4, zen_5",
+    [  # as docs/cli/bench.md has them
+        ("avx2", "fma", 16, 16, 16),
+        ("avx2", "vpmaddwd", 24, 32, 32),
+        ("avx2", "vpmaddubsw, 4 bit", 48, 64, 64),
+        ("avx2", "vpmaddubsw, 7 bit", 32, 32, 32),
+        ("avx2", "vpshufb, 2 bit", 96, 128, 128),
+        ("avx2", "vpshufb, 1 bit", 256, 768 / 2.25, 768 / 2.25),
+        ("avx2", "winograd vpmaddwd", 54, 72, 72),
+        ("avx512vnni", "vpdpbusd", 128, 64, 128),
+        ("avx512vnni", "vpshufb, 1 bit", 1536 / 4.5, 1536 / 4.5, 1536 / 2.25),
+        ("avx512", "fma", 32, 16, 32),
+        ("avx512", "vpdpbusd", 128, 64, 128),
+        ("avx512", "vpermb, 2 bit", 192, 192, 384),
+        ("avx512", "vpermb, 1 bit", 384, 384, 768),
+        ("avxvnni", "vpdpbusd", 64, None, 64),
+        ("amx", "tdpbusd", 1024, None, None),
     ],
 )
-def test_port_limits(isa, kernel, intel, amd):
-    assert port_limit(isa, kernel, maker_of("Intel(R) Xeon(R) Processor")) == intel
-    assert port_limit(isa, kernel, maker_of("AMD EPYC 7B13")) == amd
-    assert port_limit(isa, kernel, maker_of("another")) is None
+def test_port_limits(isa, kernel, ice_lake, zen_4, zen_5):
+    assert [port_limit(isa, kernel, core) for core in ("Ice Lake", "Zen 4", "Zen 5")] == [ice_lake, zen_4, zen_5]
+    assert port_limit(isa, kernel, "unknown") is None
+
+
+def test_old_intel_cores_look_up_on_one_port():
+    assert port_limit("avx2", "vpshufb, 2 bit", "Haswell") == 64
+    assert port_limit("avx2", "vpmaddwd", "Haswell") == 24
+
+
+@pytest.mark.parametrize(
+    "vendor, family, flags, core",
+    [
+        ("AuthenticAMD", 26, "avx2 avx512f avx512vbmi gfni", "Zen 5"),
+        ("AuthenticAMD", 25, "avx2 avx512f avx512vbmi gfni", "Zen 4"),
+        ("AuthenticAMD", 25, "avx2", "Zen 3"),
+        ("AuthenticAMD", 23, "avx2", "unknown"),
+        ("GenuineIntel", 6, "avx2 avx512f avx512vbmi gfni", "Ice Lake"),
+        ("GenuineIntel", 6, "avx2 avx512f avx512_vnni", "Haswell"),
+        ("GenuineIntel", 6, "sse4_2", "unknown"),
+    ],
+)
+def test_cores(vendor, family, flags, core):
+    cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 1\nflags\t\t: fpu {flags}\n\n"
+    assert core_of(2 * cpuinfo) == core
+    assert core_of("Processor: ARM") == "unknown"
 
 
 def test_names():
@@ -102,6 +124,7 @@ def test_sums_at_the_limit(tmp_path):
     path = tmp_path / "limits.csv"
     save(path, [Row("avx2", 8, "1", "3x3", "vpmaddwd", 3, 346.8, 6000.0, 500.0, 57.8, 3.0, 24.0, 80.0)])
     _, line = kernel_limits.sums(path)
-    assert line.split() == ["avx2", "8", "bit", "6.5", f"{346.8 / 72:.1f}", f"{346.8 / 96:.1f}"]
+    limits = [f"{346.8 / (96 if core.startswith('Zen') else 72):.1f}" for core in CORES]
+    assert line.split() == ["avx2", "8", "bit", "6.5", *limits]
     save(path, [Row("avx2", 4, "1", "3x3", "another", 3, 346.8, 6000.0, 0.0, 57.8, 3.0, None, None)])
-    assert kernel_limits.sums(path)[1].split() == ["avx2", "4", "bit", "6.0", "unknown", "unknown"]
+    assert kernel_limits.sums(path)[1].split() == ["avx2", "4", "bit", "6.0", *["unknown"] * len(CORES)]
