@@ -77,6 +77,14 @@ inline simde__m512i shift_right(simde__m512i v, int count) { // the sign moves i
     return in_halves(_mm256_srai_epi32(from.at[0], count), _mm256_srai_epi32(from.at[1], count));
 }
 
+template <typename Element> inline uint64_t larger(simde__m512i a, simde__m512i b) { // a mask
+    const Lanes<simde__m512i, Element> left(a), right(b);
+    uint64_t mask = 0;
+    for (int i = 0; i < left.kCount; ++i)
+        mask |= static_cast<uint64_t>(left.at[i] > right.at[i]) << i;
+    return mask;
+}
+
 } // namespace emulated
 } // namespace anyprec
 
@@ -84,13 +92,24 @@ inline simde__m512i shift_right(simde__m512i v, int count) { // the sign moves i
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #define _mm512_maskz_loadu_ps(mask, p) anyprec::emulated::maskz_load<simde__m512, float>(mask, p)
 #define _mm512_maskz_loadu_epi32(mask, p) anyprec::emulated::maskz_load<simde__m512i, int32_t>(mask, p)
+#define _mm512_maskz_loadu_epi16(mask, p) anyprec::emulated::maskz_load<simde__m512i, int16_t>(mask, p)
 #define _mm512_maskz_loadu_epi8(mask, p) anyprec::emulated::maskz_load<simde__m512i, int8_t>(mask, p)
 #define _mm256_maskz_loadu_epi8(mask, p) anyprec::emulated::maskz_load<__m256i, int8_t>(mask, p)
 #define _mm_maskz_loadu_epi8(mask, p) anyprec::emulated::maskz_load<__m128i, int8_t>(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, v) anyprec::emulated::mask_store<float>(p, mask, v)
 #define _mm512_mask_storeu_epi8(p, mask, v) anyprec::emulated::mask_store<int8_t>(p, mask, v)
 #define _mm512_mask_storeu_epi16(p, mask, v) anyprec::emulated::mask_store<int16_t>(p, mask, v)
+#define _mm_mask_storeu_epi16(p, mask, v) anyprec::emulated::mask_store<int16_t>(p, mask, v)
 #define _mm_mask_storeu_epi8(p, mask, v) anyprec::emulated::mask_store<int8_t>(p, mask, v)
+#undef _mm512_cmpgt_epi8_mask
+#undef _mm512_cmpgt_epi16_mask
+#undef _mm512_cmpgt_epi32_mask
+#define _mm512_cmpgt_epi8_mask(a, b) anyprec::emulated::larger<int8_t>(a, b)
+#define _mm512_cmpgt_epi16_mask(a, b) static_cast<uint32_t>(anyprec::emulated::larger<int16_t>(a, b))
+#define _mm512_cmpgt_epi32_mask(a, b) static_cast<uint16_t>(anyprec::emulated::larger<int32_t>(a, b))
+#define _mm512_kunpackw(high, low) (static_cast<uint32_t>(high) << 16 | static_cast<uint16_t>(low))
+#define _mm512_kunpackd(high, low) (static_cast<uint64_t>(high) << 32 | static_cast<uint32_t>(low))
+#define _mm512_cvtepi16_epi32(v) anyprec::emulated::convert<simde__m512i, int32_t, int16_t>(v)
 #define _mm512_cvtepu8_epi32(v) anyprec::emulated::convert<simde__m512i, int32_t, uint8_t>(v)
 #define _mm512_cvtepu8_epi16(v) anyprec::emulated::convert<simde__m512i, int16_t, uint8_t>(v)
 #define _mm512_cvtepu16_epi32(v) anyprec::emulated::convert<simde__m512i, int32_t, uint16_t>(v)

@@ -2,6 +2,7 @@
 // In: nothing. Out: F (8 floats), I (8 int32) and functions of them. Included first, by kernels_avx2.cpp and
 // kernels_avxvnni.cpp, in their anonymous namespaces.
 
+constexpr bool kResidualsInRegisters = false;
 constexpr int W = 8;
 using F = __m256;
 using I = __m256i;

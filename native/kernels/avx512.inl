@@ -2,6 +2,7 @@
 // nothing. Out: F (16 floats), I (16 int32) and functions of them. Included first, by kernels_avx512.cpp and
 // kernels_amx.cpp, in their anonymous namespaces.
 
+constexpr bool kResidualsInRegisters = true;
 constexpr int W = 16;
 using F = __m512;
 using I = __m512i;
@@ -47,6 +48,10 @@ inline void store_codes(uint8_t *p, const F (&v)[2]) {
     const I words = _mm512_packs_epi32(_mm512_cvtps_epi32(v[0]), _mm512_cvtps_epi32(v[1]));
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_castsi512_si256(packed(words, words)));
 }
+inline void store_codes(uint8_t *p, const F (&v)[1]) {
+    const __m128i codes = _mm512_cvtepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(v[0]), _mm512_setzero_si512()));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), codes);
+}
 inline F set1(float x) {
     return _mm512_set1_ps(x);
 }
@@ -84,6 +89,44 @@ inline I load_sum(const uint16_t *p) {
 }
 ANYPREC_INLINE void prefetch_far(const void *p) {
     _mm_prefetch(static_cast<const char *>(p), _MM_HINT_T1);
+}
+
+// For Epilogue::thresholds: a bit for each sum that is over its threshold, and codes from these bits.
+inline I load_wide(const int16_t *p) {
+    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+inline __mmask64 larger(const I (&a)[1], const I (&b)[1]) {
+    return _mm512_cmpgt_epi32_mask(a[0], b[0]);
+}
+inline __mmask64 larger(const I (&a)[2], const I (&b)[2]) {
+    return _mm512_kunpackw(_mm512_cmpgt_epi32_mask(a[1], b[1]), _mm512_cmpgt_epi32_mask(a[0], b[0]));
+}
+inline __mmask64 larger(const I (&a)[4], const I (&b)[4]) {
+    const __mmask32 low = _mm512_kunpackw(_mm512_cmpgt_epi32_mask(a[1], b[1]), _mm512_cmpgt_epi32_mask(a[0], b[0]));
+    const __mmask32 high = _mm512_kunpackw(_mm512_cmpgt_epi32_mask(a[3], b[3]), _mm512_cmpgt_epi32_mask(a[2], b[2]));
+    return _mm512_kunpackd(high, low);
+}
+inline I codes_over(__mmask64 over, I flips) {
+    return _mm512_mask_blend_epi8(over, flips, _mm512_xor_si512(flips, _mm512_set1_epi8(1)));
+}
+template <int V> inline void store_over(uint8_t *p, __mmask64 over, I flips) { // the codes of V vectors of sums
+    const I codes = codes_over(over, flips);
+    if (V == 4)
+        _mm512_storeu_si512(p, codes);
+    else if (V == 2)
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_castsi512_si256(codes));
+    else
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_castsi512_si128(codes));
+}
+inline void store_bytes(uint8_t *p, I bytes, __mmask64 some) {
+    if (some == ~0ull)
+        _mm512_storeu_si512(p, bytes);
+    else
+        _mm512_mask_storeu_epi8(p, some, bytes);
+}
+// Two vectors of 16-bit integers as bytes, saturated, in order.
+inline I bytes_of(I low, I high) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi16_epi8(low)), _mm512_cvtsepi16_epi8(high), 1);
 }
 
 // For functions.inl

@@ -224,7 +224,7 @@ int depthwise_blocks_256(const DepthwiseRow &d, int first, bool in_registers) {
 template <template <int> class Block, typename Columns> void depthwise_blocks_256(const DepthwiseRow &d) {
     int c = 0;
     if (d.taps <= kMostDepthwiseTaps) {
-        const bool in_registers = !d.epilogue.window && ends_in_registers(d.epilogue, 0, true);
+        const bool in_registers = !d.epilogue.window && makes_only_codes(d.epilogue, 0);
         if (in_registers && d.taps == 9)
             c = depthwise_3x3<Columns>(d);
         c = depthwise_blocks_256<Block, 4>(d, c, in_registers);

@@ -199,13 +199,21 @@ template <typename Sum> void epilogue_tile(const Epilogue &e, const Sum *acc, in
 
 // --- From registers --------------------------------------------------------------------------------------------------
 
-// Whether an epilogue is of the most frequent kind, scale, then codes. It needs no detour through memory, which saves a
-// tenth of the time of layers with few input channels. With a residual or floats, which wait for memory, it was slower
-// than epilogue_tile at AVX2, at 2 bits too; what is rare (clips, signed inputs, partial vectors) is not done here
-// either.
-[[maybe_unused]] inline bool ends_in_registers(const Epilogue &e, int doublings, bool whole) {
-    return whole && e.scale && e.codes && e.doublings == doublings && !e.residual && !e.out && !e.constants &&
-           !e.clip_first && !e.clip_second;
+// Whether an epilogue is of the most frequent kind: scale, then codes.
+[[maybe_unused]] inline bool makes_only_codes(const Epilogue &e, int doublings) {
+    return e.scale && e.codes && e.doublings == doublings && !e.residual && !e.out && !e.constants && !e.clip_first &&
+           !e.clip_second;
+}
+
+// Whether a tile of so many whole vectors ends in registers: without the detour through memory, and without a call.
+// What is rare (clips, signed inputs) is not done here. At AVX2 layers with a residual or floats were slower than by
+// epilogue_tile. With AVX-512 (kResidualsInRegisters) only those of wide tiles that read and write floats are: waiting
+// for memory then holds up the next tile.
+[[maybe_unused]] inline bool ends_in_registers(const Epilogue &e, int doublings, int vectors) {
+    if (!kResidualsInRegisters)
+        return makes_only_codes(e, doublings);
+    return e.doublings == doublings && !e.constants && !e.clip_first && !e.clip_second &&
+           (vectors < 4 || !e.residual || !e.out);
 }
 
 // N vectors of row r, from channel c on: as epilogue_vectors.
@@ -222,4 +230,40 @@ template <int N> [[maybe_unused]] ANYPREC_INLINE void end_row(const Epilogue &e,
     for (int v = 0; v < N; ++v)
         y[v] = smaller(levels, y[v]);
     store_codes(e.codes + r * e.codes_stride + c, y);
+}
+
+// Scaled rows of a tile, from row `row` and channel `c` on: a residual, floats and codes, whichever there are. Channels
+// are the outer loop, so that tables are read once.
+template <int R, int V>
+[[maybe_unused]] ANYPREC_INLINE void end_rows(const Epilogue &e, F (&y)[R][V], size_t row = 0, int c = 0) {
+    if (kResidualsInRegisters && e.residual)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                y[r][v] = add(y[r][v], load(e.residual + (row + r) * e.residual_stride + c + W * v, W));
+    if (kResidualsInRegisters && e.out)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                store(e.out + (row + r) * e.out_stride + c + W * v, y[r][v], W);
+    if (kResidualsInRegisters && !e.codes)
+        return;
+    if (e.code_scale)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            const F scale = load(e.code_scale + c + W * v, W), shift = load(e.code_shift + c + W * v, W);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                y[r][v] = fma(y[r][v], scale, shift);
+        }
+    const F levels = set1(e.levels);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v)
+            y[r][v] = smaller(levels, y[r][v]);
+        store_codes(e.codes + (row + r) * e.codes_stride + c, y[r]);
+    }
 }

@@ -61,6 +61,11 @@ struct Epilogue {
     size_t codes_stride = 0;
     const float *code_scale = nullptr, *code_shift = nullptr;
     float levels = 0;
+    // 1-bit codes and nothing else: code = (sum > thresholds[channel]) != flips[channel], where sum is the integer
+    // part. The same codes as by the members above; kernels with Kernels::thresholds use it where it saves time.
+    // nullptr: none
+    const int16_t *thresholds = nullptr;
+    const uint8_t *flips = nullptr;
 };
 
 // The same epilogue, `channel` channels further.
@@ -78,6 +83,8 @@ inline Epilogue from_channel(const Epilogue &whole, int channel) {
     move(e.codes);
     move(e.code_scale);
     move(e.code_shift);
+    move(e.thresholds);
+    move(e.flips);
     return e;
 }
 
@@ -412,7 +419,8 @@ struct Kernels {
     // Bytes first .. first + bytes of `count` planes, the most significant plane first, as 8 * bytes codes. nullptr:
     // panels.cpp has a loop without vectors.
     void (*join_planes)(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) = nullptr;
-    bool measured = false; // CPUs with these kernels differ in their rates: see plan/kernel_rates.h
+    bool measured = false;   // CPUs with these kernels differ in their rates: see plan/kernel_rates.h
+    bool thresholds = false; // these kernels read Epilogue::thresholds
 };
 
 // An instruction set that adds integer products to those of another table; all else is that table's.

@@ -180,31 +180,6 @@ void lookup_offsets_ymm(const uint8_t *codes, size_t pixel, int count, int steps
 
 // --- Tiles whose epilogue stays in registers -------------------------------------------------------------------------
 
-// Sums of 32 bits, as the kernels without windows (doublings 0) and with them (1) have them.
-template <int Doublings, int R, int V> ANYPREC_INLINE bool end_in_registers(const Tile &t, const I (&acc)[R][V]) {
-    const Epilogue &e = t.epilogue;
-    if (!ends_in_registers(e, Doublings, t.channels == W * V) || (e.window != nullptr) != (Doublings > 0))
-        return false;
-#pragma GCC unroll 8
-    for (size_t r = 0; r < R; ++r) {
-        F y[V];
-        const I window = Doublings ? set1(e.window_factor * e.window[r]) : I{};
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v)
-            y[v] = to_float(Doublings ? add(add(acc[r][v], acc[r][v]), window) : acc[r][v]);
-        end_row(e, r, 0, y);
-    }
-    return true;
-}
-
-// WholeSums (tiles.inl) that stay in registers where they can.
-template <int Doublings, int R, int V> struct RegisterSums {
-    ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
-        if (t.epilogue.raw || !end_in_registers<Doublings>(t, acc))
-            WholeSums<R, V>().epilogue(t, acc);
-    }
-};
-
 // StackTotals that are read back into the accumulators at the end.
 template <typename Inner, int R, int V> struct RegisterTotals : StackTotals<Inner, R, V> {
     ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
@@ -292,7 +267,7 @@ template <int Largest> struct DotNarrow : DotWide {
     }
     static I widened(I acc) { return _mm256_madd_epi16(acc, _mm256_set1_epi16(1)); }
     static bool ends(const Tile &t, int vectors) {
-        return !t.epilogue.window && ends_in_registers(t.epilogue, 0, t.channels == W * vectors);
+        return !t.epilogue.window && t.channels == W * vectors && makes_only_codes(t.epilogue, 0);
     }
     template <int R, int V> static ANYPREC_INLINE void end(const Tile &t, const I (&acc)[R][V]) {
         end_in_registers<0>(t, acc);
@@ -417,21 +392,6 @@ struct LookUp {
         store(total, First ? sums : _mm256_add_epi16(load(total), sums));
     }
     template <int R, int V> using Totals = StackTotals<LookUp, R, V>;
-};
-
-// --- Float -----------------------------------------------------------------------------------------------------------
-
-struct MultiplyInRegisters : Multiply {
-    template <int R, int V> struct Totals : Multiply::Totals<R, V> {
-        ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
-            const Epilogue &e = t.epilogue;
-            if (V > 4 || !ends_in_registers(e, 0, t.channels == W * V) || e.window)
-                return Multiply::Totals<R, V>::epilogue(t, acc);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < R; ++r)
-                end_row(e, r, 0, acc[r]);
-        }
-    };
 };
 
 // --- Codes from planes -----------------------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ template <bool Doubled> struct DotColumns {
     static constexpr bool kMasked = true;
     alignas(64) int32_t weights[3][4][W];
     alignas(64) float scale[4][W], shift[4][W], code_scale[4][W], code_shift[4][W];
-    __mmask64 some; // channels that exist
+    __mmask64 some;         // channels that exist
+    bool narrow = false;    // thresholds, if there are any, fit bytes
+    I thresholds{}, flip{}; // 64 of each
 
     DotColumns(const DepthwiseRow &d, int c)
         : some(d.channels - c >= kChannels ? ~0ull : (1ull << (d.channels - c)) - 1) {
@@ -109,6 +111,18 @@ template <bool Doubled> struct DotColumns {
             table(d.epilogue.code_scale, code_scale);
             table(d.epilogue.code_shift, code_shift);
         }
+        if (d.epilogue.thresholds) {
+            const int16_t *at = d.epilogue.thresholds + c;
+            const auto half = [&](int first) {
+                return _mm512_maskz_loadu_epi16(static_cast<__mmask32>(some >> first), at + first);
+            };
+            thresholds = bytes_of(half(0), half(32));
+            flip = _mm512_maskz_loadu_epi8(some, d.epilogue.flips + c);
+            // Sums saturate to bytes; a threshold of 127 or more would then be over none of them.
+            const I most = _mm512_set1_epi16(126), least = _mm512_set1_epi16(-128);
+            narrow = !(_mm512_cmpgt_epi16_mask(half(0), most) | _mm512_cmpgt_epi16_mask(half(32), most) |
+                       _mm512_cmpgt_epi16_mask(least, half(0)) | _mm512_cmpgt_epi16_mask(least, half(32)));
+        }
     }
     ANYPREC_INLINE void column(const uint8_t *top, const uint8_t *middle, const uint8_t *low, I (&x)[4]) const {
         const I a = _mm512_maskz_loadu_epi8(some, top), b = _mm512_maskz_loadu_epi8(some, middle);
@@ -134,6 +148,11 @@ template <bool Doubled> struct DotColumns {
             for (int i = 0; i < 12; ++i)
                 acc[i % 4] = _mm512_dpbusd_epi32(acc[i % 4], x[i / 4][i % 4], ones);
         }
+        if (narrow) {
+            const I sums = _mm512_packs_epi16(_mm512_packs_epi32(acc[0], acc[1]), _mm512_packs_epi32(acc[2], acc[3]));
+            const __mmask64 over = _mm512_cmpgt_epi8_mask(sums, thresholds);
+            return store_bytes(e.codes + pixel * e.codes_stride + c, codes_over(over, flip), some);
+        }
         F y[4];
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
@@ -146,45 +165,19 @@ template <bool Doubled> struct DotColumns {
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
             codes[v] = to_int(smaller(set1(e.levels), y[v]));
-        _mm512_mask_storeu_epi8(
-            e.codes + pixel * e.codes_stride + c, some,
-            _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])));
+        store_bytes(e.codes + pixel * e.codes_stride + c,
+                    _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])),
+                    some);
     }
 };
 
 void depthwise_codes_zmm(const DepthwiseRow &d) {
-    if (d.taps != 9 || d.epilogue.window || !ends_in_registers(d.epilogue, 0, true))
+    if (d.taps != 9 || d.epilogue.window || !makes_only_codes(d.epilogue, 0))
         return depthwise_by_blocks<PlainBlock>(d);
     d.fits16 ? depthwise_3x3<DotColumns<false>>(d) : depthwise_3x3<DotColumns<true>>(d);
 }
 
 #include "kernels/winograd.inl"
-
-// 32 offsets at once, of six 1-bit or three 2-bit channels; lookup_offsets in vector_kernels.inl defines them.
-template <int Group, int Bits>
-void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets) {
-    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
-        for (int g = 0; g < steps; g += 32) {
-            const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
-            __m256i index = _mm256_setzero_si256(); // one byte per offset
-#pragma GCC unroll 6
-            for (int part = Group - 1; part >= 0; --part) {
-                for (int b = 0; b < Bits; ++b)
-                    index = _mm256_add_epi8(index, index);
-                index = _mm256_or_si256(index, _mm256_maskz_loadu_epi8(some, codes + part * steps + g));
-            }
-            index = _mm256_and_si256(index, _mm256_set1_epi8(63));
-            _mm512_mask_storeu_epi16(offsets + g, some, _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6));
-        }
-}
-void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
-                        uint16_t *offsets, int32_t *totals) {
-    if (group * bits != 6)
-        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets, totals);
-    if (totals)
-        sums(codes, pixel, count, steps * group, totals, 1);
-    (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
-}
 
 // Four pixels at a time: each sum in eight 64-bit parts, then two sums in the 32-bit halves of each part.
 void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32_t *sums, size_t stride) {
@@ -208,6 +201,81 @@ void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32
         for (int j = 0; j < 4 && j < count; ++j)
             sums[stride * static_cast<size_t>(j)] = each[j];
     }
+}
+
+// Whether a pixel's offsets may be stored as `stored`, in whole vectors: those that are too many fall on pixels after
+// it, which are still to come. AMD's CPUs take many times as long for a store with a mask.
+inline bool may_spill(int stored, int steps, int pixels_left) {
+    return stored <= steps * pixels_left;
+}
+
+// 32 offsets at once, of six 1-bit or three 2-bit channels; lookup_offsets in vector_kernels.inl defines them.
+template <int Group, int Bits>
+void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets) {
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
+        const bool whole = may_spill((steps + 31) / 32 * 32, steps, count - i);
+        for (int g = 0; g < steps; g += 32) {
+            const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
+            __m256i index = _mm256_setzero_si256(); // one byte per offset
+#pragma GCC unroll 6
+            for (int part = Group - 1; part >= 0; --part) {
+                for (int b = 0; b < Bits; ++b)
+                    index = _mm256_add_epi8(index, index);
+                index = _mm256_or_si256(index, _mm256_maskz_loadu_epi8(some, codes + part * steps + g));
+            }
+            index = _mm256_and_si256(index, _mm256_set1_epi8(63));
+            const I words = _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6);
+            if (whole)
+                _mm512_storeu_si512(offsets + g, words);
+            else
+                _mm512_mask_storeu_epi16(offsets + g, some, words);
+        }
+    }
+}
+
+// Of six 1-bit or three 2-bit codes in each byte.
+template <int Bits> int32_t sum_of_codes(uint64_t index) {
+    if (Bits == 1) // pairs of codes as their sums
+        index = (index & 0x5555555555555555u) + (index >> 1 & 0x5555555555555555u);
+    const uint64_t lowest = 0x0303030303030303u;
+    const uint64_t bytes = (index & lowest) + (index >> 2 & lowest) + (index >> 4 & lowest);
+    return static_cast<int32_t>(bytes * 0x0101010101010101u >> 56);
+}
+
+// The same for pixels of up to eight offsets, each byte of a 64-bit word one of them: vectors would be mostly empty.
+template <int Group, int Bits>
+void few_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets, int32_t *totals) {
+    const uint64_t present = ~uint64_t(0) >> (64 - 8 * steps);
+    const uint64_t whole = 0x0101010101010101u * ((1 << Bits) - 1); // what is read past a pixel must not carry
+    const __mmask8 some = static_cast<__mmask8>((1u << steps) - 1);
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
+        uint64_t index = 0;
+#pragma GCC unroll 6
+        for (int part = 0; part < Group; ++part) {
+            uint64_t each;
+            std::memcpy(&each, codes + part * steps, 8);
+            index |= (each & whole) << (Bits * part);
+        }
+        if (totals)
+            *totals++ = sum_of_codes<Bits>(index & present);
+        const __m128i bytes = _mm_cvtsi64_si128(static_cast<long long>(index));
+        const __m128i words = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 6);
+        if (may_spill(8, steps, count - i))
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(offsets), words);
+        else
+            _mm_mask_storeu_epi16(offsets, some, words);
+    }
+}
+
+void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps, int group, int bits, int entry,
+                        uint16_t *offsets, int32_t *totals) {
+    if (group * bits != 6)
+        return lookup_offsets(codes, pixel, count, steps, group, bits, entry, offsets, totals);
+    if (steps <= 8)
+        return (bits == 1 ? few_offsets<6, 1> : few_offsets<3, 2>)(codes, pixel, count, steps, offsets, totals);
+    if (totals)
+        sums_zmm(codes, pixel, count, steps * group, totals, 1);
+    (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
 inline I broadcast4(const uint8_t *p) {
@@ -237,7 +305,29 @@ struct Dot {
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
-    template <int R, int V> using Totals = WholeSums<R, V>;
+    template <int R, int V> struct Totals {
+        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
+            const Epilogue &e = t.epilogue;
+            if (e.raw || !e.thresholds || t.channels != W * V)
+                return RegisterSums<kAnyDoublings, R, V>().epilogue(t, acc);
+            if (e.window)
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const I window = set1(e.window_factor * e.window[r]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v)
+                        acc[r][v] = add(add(acc[r][v], acc[r][v]), window);
+                }
+            const I flips = _mm512_maskz_loadu_epi8(~0ull >> (64 - W * V), e.flips);
+            I thresholds[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v)
+                thresholds[v] = load_wide(e.thresholds + W * v);
+#pragma GCC unroll 8
+            for (size_t r = 0; r < R; ++r)
+                store_over<V>(e.codes + r * e.codes_stride, larger(acc[r], thresholds), flips);
+        }
+    };
 };
 
 // A tile of one vector loads as many inputs as it multiplies. In a 3x3 layer of stride 1, output r reads pixel r + x at
@@ -301,7 +391,7 @@ struct SharedDots {
                     for (int s = 0; s < t.steps; ++s, panel += vector)
                         step(in, s, panel, tap, acc);
                 }
-                return WholeSums<R, V>().epilogue(t, acc);
+                return Dot::Totals<R, V>().epilogue(t, acc);
             }
         Loop<Dot>::tile<R, V>(t);
     }
@@ -349,7 +439,7 @@ void join_planes(const uint8_t *const *planes, int count, size_t first, size_t b
 // --- The table of kernels --------------------------------------------------------------------------------------------
 
 constexpr Tiles dots = tiles_of<SharedDots, SharedDots::kRows, 8, 6>(),
-                multiplies = tiles_of<Loop<Multiply>, 8, 8, 6>();
+                multiplies = tiles_of<Loop<MultiplyInRegisters>, 8, 8, 6>();
 
 constexpr Operands pixel_pairs = {Input::lookup_pairs, Coding::lookup, 4, 64};
 constexpr Operands centered = {Input::codes, Coding::centered8, 4, 16}, offset = {Input::codes, Coding::offset8, 4, 16};
@@ -394,7 +484,9 @@ constexpr Kernels table = {"avx512vnni",
                            winograd,
                            nullptr,
                            nullptr,
-                           join_planes};
+                           join_planes,
+                           false,
+                           true};
 
 } // namespace
 

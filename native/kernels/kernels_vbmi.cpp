@@ -72,6 +72,11 @@ template <int Bits> struct LookUp {
         }
         ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
             flush(acc);
+            const Epilogue &e = t.epilogue;
+            if (e.thresholds)
+                return compared(e, t.channels);
+            if (t.channels == 64 * V && e.scale && ends_in_registers(e, 1, 4))
+                return ended(e);
             alignas(64) uint16_t sums[R][64 * V];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
@@ -80,7 +85,54 @@ template <int Bits> struct LookUp {
                     store(sums[r] + 64 * v, low[r][v]);
                     store(sums[r] + 64 * v + 32, high[r][v]);
                 }
-            epilogue_tile(t.epilogue, sums[0], 64 * V, R, t.channels);
+            epilogue_tile(e, sums[0], 64 * V, R, t.channels);
+        }
+
+      private:
+        // 2 sum + window, in 16 bits.
+        ANYPREC_INLINE void compared(const Epilogue &e, int channels) const {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                const int left = channels - 64 * v;
+                const __mmask64 some = left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0;
+                const int16_t *at = e.thresholds + 64 * v;
+                const I low_over = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(some), at);
+                const I high_over = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(some >> 32), at + 32);
+                const I flips = _mm512_maskz_loadu_epi8(some, e.flips + 64 * v);
+#pragma GCC unroll 8
+                for (size_t r = 0; r < R; ++r) {
+                    const I window = _mm512_set1_epi16(static_cast<int16_t>(e.window_factor * e.window[r]));
+                    const auto sum = [&](I half) { return _mm512_add_epi16(_mm512_add_epi16(half, half), window); };
+                    const __mmask64 over = _mm512_kunpackd(_mm512_cmpgt_epi16_mask(sum(high[r][v]), high_over),
+                                                           _mm512_cmpgt_epi16_mask(sum(low[r][v]), low_over));
+                    store_bytes(e.codes + r * e.codes_stride + 64 * v, codes_over(over, flips), some);
+                }
+            }
+        }
+        // 2 sum + window, exact in floats. Four rows at a time.
+        ANYPREC_INLINE void ended(const Epilogue &e) const {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                constexpr int kAtOnce = R < 4 ? R : 4;
+                rows<kAtOnce>(e, 0, v);
+                if constexpr (R > kAtOnce)
+                    rows<R - kAtOnce>(e, kAtOnce, v);
+            }
+        }
+        template <int Count> ANYPREC_INLINE void rows(const Epilogue &e, size_t first, int v) const {
+            F y[Count][4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const F scale = load(e.scale + 64 * v + W * i, W), shift = load(e.shift + 64 * v + W * i, W);
+#pragma GCC unroll 4
+                for (size_t r = 0; r < Count; ++r) {
+                    const I words = i < 2 ? low[first + r][v] : high[first + r][v];
+                    const __m256i half = i % 2 ? _mm512_extracti64x4_epi64(words, 1) : _mm512_castsi512_si256(words);
+                    const F window = set1(static_cast<float>(e.window_factor * e.window[first + r]));
+                    y[r][i] = fma(fma(to_float(_mm512_cvtepu16_epi32(half)), set1(2.0f), window), scale, shift);
+                }
+            }
+            end_rows(e, y, first, 64 * v);
         }
     };
 };

@@ -3,6 +3,7 @@
 // `F`, `I` and `M` of 4 lanes as vector_kernels.inl and functions.inl need them, the kernels of the former, the byte
 // form of Winograd and the kernel of 1 bit. The arithmetic is ARITHMETIC.md, sections 2 to 4.
 
+constexpr bool kResidualsInRegisters = false;
 constexpr int W = 4;
 using F = float32x4_t;
 using I = int32x4_t;

@@ -116,6 +116,42 @@ template <int R, int V> struct WholeSums {
     }
 };
 
+// An epilogue from registers (epilogue.inl) of 32-bit sums, as the kernels without windows (doublings 0) and with them
+// (1) have them.
+template <int Doublings, int R, int V> ANYPREC_INLINE bool end_in_registers(const Tile &t, const I (&acc)[R][V]) {
+    const Epilogue &e = t.epilogue;
+    if (t.channels != W * V || !e.scale || !ends_in_registers(e, Doublings, V) || !e.window != !Doublings)
+        return false;
+    F y[R][V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+        const F scale = load(e.scale + W * v, W), shift = load(e.shift + W * v, W);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const I sum = Doublings ? add(add(acc[r][v], acc[r][v]), set1(e.window_factor * e.window[r])) : acc[r][v];
+            y[r][v] = fma(to_float(sum), scale, shift);
+        }
+    }
+    end_rows(e, y);
+    return true;
+}
+
+// WholeSums that stay in registers where they can. kAnyDoublings: with windows or without, as the tile says.
+constexpr int kAnyDoublings = -1;
+template <int Doublings, int R, int V> struct RegisterSums {
+    template <typename Vector> ANYPREC_INLINE void epilogue(const Tile &t, Vector (&acc)[R][V]) {
+        if (t.epilogue.raw || !ends(t, acc))
+            WholeSums<R, V>().epilogue(t, acc);
+    }
+
+  private:
+    template <typename Vector> static ANYPREC_INLINE bool ends(const Tile &t, const Vector (&acc)[R][V]) {
+        if (Doublings != kAnyDoublings)
+            return end_in_registers<Doublings>(t, acc);
+        return t.epilogue.window ? end_in_registers<1>(t, acc) : end_in_registers<0>(t, acc);
+    }
+};
+
 // Totals that are touched rarely live on the stack, so that accumulators keep the registers.
 template <typename Inner, int R, int V> struct StackTotals {
     using Vector = typename Inner::Vector;
@@ -201,6 +237,25 @@ struct Multiply {
                 for (int r = 0; r < R; ++r)
                     store(e.out + static_cast<size_t>(r) * e.out_stride + W * v, acc[r][v], W);
             }
+        }
+    };
+};
+
+struct MultiplyInRegisters : Multiply {
+    template <int R, int V> struct Totals : Multiply::Totals<R, V> {
+        ANYPREC_INLINE void epilogue(const Tile &t, F (&acc)[R][V]) {
+            const Epilogue &e = t.epilogue;
+            if (V > 4 || t.channels != W * V || !ends_in_registers(e, 0, V) || e.window)
+                return Multiply::Totals<R, V>::epilogue(t, acc);
+            if (e.scale)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    const F scale = load(e.scale + W * v, W), shift = load(e.shift + W * v, W);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        acc[r][v] = fma(acc[r][v], scale, shift);
+                }
+            end_rows(e, acc);
         }
     };
 };

@@ -21,8 +21,8 @@ bool supports(const TileKernel &kernel, LayerBits bits) {
 constexpr double kEpilogueCycles = 0.4;       // epilogue of one output, direct algorithm
 constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in L2
 constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
-constexpr double kPreparePixel = 10;          // lookups: offsets of one input pixel, and of each of its codes
-constexpr double kPrepareCode = 0.2;          // (24 to 256 channels on a Zen 5)
+constexpr double kPreparePixel = 6;           // lookups: offsets of one input pixel, and of each of its codes
+constexpr double kPrepareCode = 0.125;        // (24 to 256 channels on a Zen 5)
 constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
 
 bool is_lookup(const TileKernel &kernel) {

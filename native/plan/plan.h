@@ -88,6 +88,8 @@ struct ConvStep {
     std::shared_ptr<const Offsets> offsets[4];              // by log2 of the vectors of a block
     std::shared_ptr<const std::vector<int32_t>> tap_pixels; // [output pixel][tap] input pixel + 1, 0 outside the image
     std::vector<int32_t> constants, constant_rows;          // correction for signed inputs
+    std::vector<int16_t> thresholds;                        // of the epilogue, with flips
+    std::vector<uint8_t> flips;
     Epilogue epilogue; // pointers to tables; the buffers below become pointers at run time
     bool has_residual = false, has_out = false, has_codes = false;
     Buffer residual, out, codes;

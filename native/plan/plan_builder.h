@@ -86,6 +86,7 @@ class Builder {
     Fused fuse(int conv);
     void conv_step(int op);
     void pad_input();
+    LayerBits layer_bits(const Op &op, int value) const;
     const Winograd *choose_integer_kernel(ConvStep &conv, LayerBits bits, const Shape &in, const Shape &out);
     void choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool);
     int fusible_pool(const Fused &a, const Shape &out) const;
@@ -93,6 +94,7 @@ class Builder {
     void prepare(ConvStep &conv, int value, const Shape &in, const Shape &out);
     void sign_constants(ConvStep &conv, int weight_bits, int input_bits) const;
     void allocate_conv(ConvStep &conv, const Fused &a, Step &step, int number);
+    void find_thresholds(ConvStep &conv, LayerBits bits) const;
 
     // The shared prefix
     void find_kept();

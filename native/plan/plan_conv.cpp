@@ -131,6 +131,8 @@ void Builder::conv_step(int number) {
     const int step = step_number(); // after that of prepare
     Step &s = add_step(Step::Kind::conv, &op);
     allocate_conv(*conv, a, s, step);
+    if (conv->integer)
+        find_thresholds(*conv, layer_bits(op, value));
     s.conv = conv;
 }
 
@@ -185,11 +187,15 @@ const Winograd *Builder::choose_integer_kernel(ConvStep &conv, LayerBits bits, c
     return winograd;
 }
 
+// Of a convolution's weights, and of the codes it reads; value -1: floats.
+LayerBits Builder::layer_bits(const Op &op, int value) const {
+    return {profile.weight_bits[static_cast<size_t>(op.weight)], value < 0 ? 0 : act_bits(op_of(value).quantizer)};
+}
+
 // Chooses kernel, panel and tables, and sets the integer part of the epilogue. May fuse `pool`.
 void Builder::choose_algorithm(ConvStep &conv, int value, const Shape &in, const Shape &out, int pool) {
     const Op &op = *conv.op;
-    const LayerBits bits = {profile.weight_bits[static_cast<size_t>(op.weight)],
-                            conv.integer ? act_bits(op_of(value).quantizer) : 0};
+    const LayerBits bits = layer_bits(op, conv.integer ? value : -1);
     Epilogue &e = conv.epilogue;
     if (conv.depthwise) {
         conv.input = buffer(value);
@@ -328,6 +334,38 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
             conv.constants.push_back(static_cast<int32_t>(-levels * sum));
         }
     }
+}
+
+// Epilogue::thresholds of a layer that makes only 1-bit codes. A code is a monotonic function of the sum, so we halve
+// the interval of all possible sums, for all channels at once, by the kernels' own epilogue.
+void Builder::find_thresholds(ConvStep &conv, LayerBits bits) const {
+    const Epilogue &whole = conv.epilogue;
+    const int64_t most = int64_t(conv.taps) * conv.group_in * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
+    if (!kernels.thresholds || !conv.has_codes || whole.levels != 1 || conv.has_out || conv.has_residual ||
+        !whole.scale || whole.clip_first || whole.clip_second || conv.op->is_signed || most >= INT16_MAX)
+        return;
+    const size_t channels = static_cast<size_t>(conv.out_channels);
+    std::vector<float> sums(channels);
+    std::vector<uint8_t> codes(channels);
+    Epilogue e = whole;
+    e.doublings = 0;
+    e.codes = codes.data();
+    const auto compute_codes = [&] { kernels.epilogue(sums.data(), channels, 1, conv.out_channels, e); };
+    std::fill(sums.begin(), sums.end(), -static_cast<float>(most));
+    compute_codes();
+    conv.flips = codes;
+    // The code of sum `below` is flips, that of `above` is another (or it is larger than all sums).
+    std::vector<int> below(channels, -static_cast<int>(most)), above(channels, static_cast<int>(most) + 1);
+    for (int size = 2 * static_cast<int>(most) + 1; size > 1; size = (size + 1) / 2) {
+        for (size_t c = 0; c < channels; ++c)
+            sums[c] = static_cast<float>((below[c] + above[c]) >> 1);
+        compute_codes();
+        for (size_t c = 0; c < channels; ++c)
+            (codes[c] == conv.flips[c] ? below : above)[c] = (below[c] + above[c]) >> 1;
+    }
+    conv.thresholds.assign(below.begin(), below.end());
+    conv.epilogue.thresholds = conv.thresholds.data();
+    conv.epilogue.flips = conv.flips.data();
 }
 
 // --- Memory -------------------------------------------------------------------------------------------------------

