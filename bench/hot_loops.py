@@ -34,7 +34,16 @@ X86 = Architecture(
     "objdump",
     re.compile(r"^j\w+\s+([0-9a-f]+) <"),
     re.compile(r"^v.*\(%rsp\)"),  # vectors are aligned, and so is the stack pointer of their function
-    {"vpmaddwd": 16, "vpmaddubsw": 32, "vpdpbusd": 32, "vpshufb": 64, "vpermb": 64, "vfmadd": 8, "tdpb": 16384},
+    {
+        "vpmaddwd": 16,
+        "vpmaddubsw": 32,
+        "vpdpbusd": 32,
+        "vpshufb": 64,
+        "vpermb": 64,
+        "vpopcntd": 256,
+        "vfmadd": 8,
+        "tdpb": 16384,
+    },
 )
 
 # Dots<Signed>::tile<6, 4>, or PairLookUp<8, 2>::tile

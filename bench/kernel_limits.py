@@ -95,6 +95,7 @@ INNERS = {
         "vpdpbusd, 8 bit": Inner(64),
         "vpermb, 2 bit": Inner(192, 1, 1),
         "vpermb, 1 bit": Inner(384, 1, 1),
+        "vpopcntd, 1 bit": Inner(512, 1, 2),  # with an and
         "winograd vpdpbusd, 3 bit": Inner(64, fewer=WINOGRAD),
         "winograd vpdpbusd, 4 bit": Inner(64, fewer=WINOGRAD),
     },
@@ -102,6 +103,7 @@ INNERS = {
         "fma": Inner(16),
         "toom-cook fma": Inner(16, fewer=TOOM_COOK),
         "vpermb, 1 bit": Inner(384, 1, 1),
+        "vpopcntd, 1 bit": Inner(512, 1, 2),
         "tdpbusd": Inner(16 * 16 * 64, 32),  # 16 cycles: the time in which two ports start 32
         "tdpbusd, 8 bit": Inner(16 * 16 * 64, 32),
     },
@@ -110,7 +112,7 @@ INNERS = {
 
 @dataclass(frozen=True)
 class Ports:
-    """Vector instructions a core starts in a cycle: of all kinds, multiplications, and lookups (vpshufb or vpermb)."""
+    """Vector instructions a core starts in a cycle: of all kinds, multiplications, and lookups or counts of bits."""
 
     all: int
     multiplies: int
@@ -142,7 +144,7 @@ def port_limit(isa: str, kernel: str, core: str) -> float | None:
     inner, ports = INNERS[isa].get(kernel), PORTS.get((core, isa))
     if inner is None or ports is None:
         return None
-    starts = ports.lookups if kernel.startswith(("vpermb", "vpshufb")) else ports.multiplies
+    starts = ports.lookups if kernel.startswith(("vpermb", "vpshufb", "vpopcntd")) else ports.multiplies
     cycles = max(inner.multiplies / starts, (inner.multiplies + inner.additions) / ports.all)
     return inner.products * inner.fewer / cycles
 

@@ -130,6 +130,8 @@ Prepared prepare(const Kernels &kernels, const TileKernel &kernel, const std::ve
             std::memcpy(at, codes.data(), codes.size());
         else if (kernel.input == Input::wide)
             kernels.widen(codes.data(), codes.size(), reinterpret_cast<int16_t *>(at));
+        else if (kernel.input == Input::bits)
+            kernels.pack_bits(codes.data(), 0, 1, in, steps, at, nullptr);
         else
             kernels.lookup_offsets(codes.data(), 0, 1, steps, kernel.step_channels, kernel.max_act_bits,
                                    lookup_entry(kernel), reinterpret_cast<uint16_t *>(at), nullptr);
@@ -447,7 +449,8 @@ template <typename Run> Timing time_of(Run run) {
     return {kernel[20] / clock[20], 1e-9 / clock[20]};
 }
 
-// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one lookup of 512 bits.
+// Multiply-accumulates of one multiplication or lookup, times instructions per cycle: two, but one lookup of 512 bits,
+// and two thirds of a count of bits with its and and its addition.
 // CPUs with three vector ports (Intel) reach at most 3/4 of it on AVX2 where an addition follows each. ARM: 0, not
 // known; bench/arm_cycles.py has it on paper.
 int port_limit([[maybe_unused]] const TileKernel &kernel) {
@@ -455,6 +458,8 @@ int port_limit([[maybe_unused]] const TileKernel &kernel) {
     return 0;
 #else
     const int products = kernel.lanes * kernel.step_channels;
+    if (kernel.input == Input::bits)
+        return 2 * products / 3;
     const bool widens =
         kernel.lanes == 8 && kernel.input == Input::codes && kernel.max_act_bits >= 7; // one more multiplication
     const bool pairs = kernel.input == Input::lookup_pairs, lookup = pairs || kernel.input == Input::lookup;

@@ -81,6 +81,12 @@ inline I multiply_add(I a, I b, I c) {
     return _mm512_add_epi32(_mm512_madd_epi16(a, b), c);
 }
 
+inline I broadcast4(const uint8_t *p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+}
+
 inline I load_sum(const int32_t *p) {
     return _mm512_load_si512(p);
 }

@@ -29,6 +29,7 @@ class DerivedTable {
         table.winograd = more.winograd ? more.winograd : base.winograd;
         table.release = more.release;
         table.measured = base.measured || more.measured;
+        table.pack_bits = more.pack_bits ? more.pack_bits : base.pack_bits;
     }
 
   private:

@@ -134,10 +134,10 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile &);
 
-// What a kernel reads: codes, codes widened to 16 bits, floats, or offsets into a lookup table. A lookup offset stands
-// for a group of channels of one pixel; with lookup_pairs for the same channels of two pixels. Each pair of input
-// pixels that two neighboring outputs read at the same tap is stored once.
-enum class Input : uint8_t { codes, wide, floats, lookup, lookup_pairs };
+// What a kernel reads: codes, codes widened to 16 bits, floats, offsets into a lookup table, or 1-bit codes as the bits
+// of 32-bit words. A lookup offset stands for a group of channels of one pixel; with lookup_pairs for the same channels
+// of two pixels. Each pair of input pixels that two neighboring outputs read at the same tap is stored once.
+enum class Input : uint8_t { codes, wide, floats, lookup, lookup_pairs, bits };
 struct PixelPair {
     int32_t first, second; // input pixel + 1; 0 is the pixel of zeros
 };
@@ -150,7 +150,8 @@ struct PixelPair {
 //   floats                  float32
 //   lookup                  the codes of a group of channels side by side in one byte
 //   lookup_planes           2 bits: the lower bits of a group in one byte, the upper bits in the next
-enum class Coding : uint8_t { centered8, centered16, offset8, codes8, split8, floats, lookup, lookup_planes };
+//   bits                    1 bit: 32 channels in a word, the first one lowest
+enum class Coding : uint8_t { centered8, centered16, offset8, codes8, split8, floats, lookup, lookup_planes, bits };
 
 // How a convolution is computed: directly, or position by position on inputs transformed by Winograd or Toom-Cook.
 enum class Algorithm : uint8_t { direct, winograd, toom_cook };
@@ -194,7 +195,7 @@ struct TileKernel : Operands, Limits, Tiles {
                          Algorithm transformed = Algorithm::direct, MatrixCost cost = {})
         : Operands(reads), Limits(takes), Tiles(all), name(title), products_per_cycle(speed), algorithm(transformed),
           matrix(cost), window(coding == Coding::offset8 || coding == Coding::codes8 || coding == Coding::split8 ||
-                               coding == Coding::lookup || coding == Coding::lookup_planes) {}
+                               coding == Coding::lookup || coding == Coding::lookup_planes || coding == Coding::bits) {}
 };
 
 // Epilogue::window_factor for weights of `bits` bits. The accumulator itself counts twice.
@@ -225,6 +226,8 @@ inline size_t step_bytes(const TileKernel &k) {
     case Input::lookup:
     case Input::lookup_pairs:
         return 2; // an offset, whatever the number of channels
+    case Input::bits:
+        return 4;
     case Input::wide:
         return 2 * static_cast<size_t>(k.step_channels);
     default:
@@ -237,6 +240,8 @@ inline size_t vector_bytes(const TileKernel &k) {
         return static_cast<size_t>(k.lanes);
     case Coding::lookup_planes:
         return 2 * static_cast<size_t>(k.lanes);
+    case Coding::bits:
+        return 4 * static_cast<size_t>(k.lanes);
     case Coding::centered16:
         return 2 * static_cast<size_t>(k.lanes) * k.step_channels;
     case Coding::floats:
@@ -421,6 +426,10 @@ struct Kernels {
     void (*join_planes)(const uint8_t *const *planes, int count, size_t first, size_t bytes, uint8_t *codes) = nullptr;
     bool measured = false;   // CPUs with these kernels differ in their rates: see plan/kernel_rates.h
     bool thresholds = false; // these kernels read Epilogue::thresholds
+    // Makes Input::bits, `steps` words a pixel, of `count` pixels; channels past the last one are 0. `totals`, if
+    // given, gets the sum of all codes of each pixel. nullptr: no kernel of the table reads them.
+    void (*pack_bits)(const uint8_t *codes, size_t pixel, int count, int channels, int steps, uint8_t *words,
+                      int32_t *totals) = nullptr;
 };
 
 // An instruction set that adds integer products to those of another table; all else is that table's.
@@ -430,6 +439,7 @@ struct IntegerKernels {
     const Winograd *const *winograd;  // nullptr: those of the other table
     void (*release)();                // as in Kernels
     bool measured = false;            // as in Kernels
+    decltype(Kernels::pack_bits) pack_bits = nullptr;
 };
 
 const Kernels *kernels_scalar();

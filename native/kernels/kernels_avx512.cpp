@@ -278,12 +278,6 @@ void lookup_offsets_zmm(const uint8_t *codes, size_t pixel, int count, int steps
     (bits == 1 ? group_offsets<6, 1> : group_offsets<3, 2>)(codes, pixel, count, steps, offsets);
 }
 
-inline I broadcast4(const uint8_t *p) {
-    int32_t word;
-    std::memcpy(&word, p, 4);
-    return _mm512_set1_epi32(word);
-}
-
 #include "kernels/toom_cook.inl"
 
 // A short array would fill half a vector and cross a cache line: AVX2 is faster there.
@@ -296,6 +290,8 @@ void toom_cook_input_zmm(const ToomCookInput &q) {
 
 #include "kernels/tiles.inl"
 
+#include "kernels/sums_avx512.inl"
+
 // --- 8 to 3 bit: vpdpbusd, four channels per step --------------------------------------------------------------------
 
 struct Dot {
@@ -305,29 +301,7 @@ struct Dot {
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return _mm512_dpbusd_epi32(acc, x, w); }
-    template <int R, int V> struct Totals {
-        ANYPREC_INLINE void epilogue(const Tile &t, I (&acc)[R][V]) {
-            const Epilogue &e = t.epilogue;
-            if (e.raw || !e.thresholds || t.channels != W * V)
-                return RegisterSums<kAnyDoublings, R, V>().epilogue(t, acc);
-            if (e.window)
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const I window = set1(e.window_factor * e.window[r]);
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v)
-                        acc[r][v] = add(add(acc[r][v], acc[r][v]), window);
-                }
-            const I flips = _mm512_maskz_loadu_epi8(~0ull >> (64 - W * V), e.flips);
-            I thresholds[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v)
-                thresholds[v] = load_wide(e.thresholds + W * v);
-#pragma GCC unroll 8
-            for (size_t r = 0; r < R; ++r)
-                store_over<V>(e.codes + r * e.codes_stride, larger(acc[r], thresholds), flips);
-        }
-    };
+    template <int R, int V> using Totals = Sums32<R, V>;
 };
 
 // A tile of one vector loads as many inputs as it multiplies. In a 3x3 layer of stride 1, output r reads pixel r + x at
@@ -391,7 +365,7 @@ struct SharedDots {
                     for (int s = 0; s < t.steps; ++s, panel += vector)
                         step(in, s, panel, tap, acc);
                 }
-                return Dot::Totals<R, V>().epilogue(t, acc);
+                return Sums32<R, V>().epilogue(t, acc);
             }
         Loop<Dot>::tile<R, V>(t);
     }

@@ -3,6 +3,7 @@
 // models. Comes in: floats, which are rounded to the nearest bfloat16, half to even. A pair takes the place of a float:
 //
 //   a[i][k], b[k][j]: low half the even term, high half the odd one     c[i][j] += both products
+#include <cstring>
 #include <immintrin.h>
 
 #include "kernels/kernels.h"

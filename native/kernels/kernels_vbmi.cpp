@@ -1,9 +1,12 @@
-// Lookups of CPUs with AVX-512 VBMI (Ice Lake, Zen 4 and later). Flags of this file only: those of kernels_avx512.cpp
-// and -mavx512vbmi. All else is that file's: kernel_tables.cpp takes it from its table. In: Tiles as in kernels.h. Out:
-// outputs through the epilogue. The arithmetic is ARITHMETIC.md, sections 2 and 3.
+// Lookups and counts of bits of CPUs with AVX-512 VBMI and VPOPCNTDQ (Ice Lake, Zen 4 and later). Flags of this file
+// only: those of kernels_avx512.cpp, -mavx512vbmi and -mavx512vpopcntdq. All else is that file's: kernel_tables.cpp
+// takes it from its table. In: Tiles as in kernels.h. Out: outputs through the epilogue. The arithmetic is
+// ARITHMETIC.md, sections 2 and 3.
 //
 //   vpermb looks up one of 64 entries. The activations (three of 2 bits, or six of 1 bit) choose one of 64 tables (4 KB
 //   of constants); the weights are the index. One instruction does 192 or 384 products.
+//   vpopcntd counts the ones of weight and activation, 32 channels at a time: 512 products. Which is faster at 1 bit
+//   differs by CPU and layer (plan/kernel_rates.h).
 #include "kernels/kernels.h"
 
 #if defined(ANYPREC_EMULATE)
@@ -26,6 +29,8 @@ namespace {
 #include "kernels/toom_cook.inl"
 
 #include "kernels/tiles.inl"
+
+#include "kernels/sums_avx512.inl"
 
 // table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
 template <int Bits> struct Products {
@@ -137,18 +142,69 @@ template <int Bits> struct LookUp {
     };
 };
 
+// 1 bit without a table: 512 products are an and, a vpopcntd and an addition. Sums have 32 bits, so nothing has to be
+// flushed, and a block of 16 output channels fills a vector.
+struct CountBits {
+    using Vector = I;
+    using Code = uint8_t;
+    static constexpr int kSafeSteps = 0;
+    static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
+    static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
+    static I step(I acc, I x, I w) { return add(acc, _mm512_popcnt_epi32(bit_and(x, w))); }
+    template <int R, int V> using Totals = Sums32<R, V>;
+};
+
+// Pixels of 16 or 32 channels fill a vector together.
+void pack_whole_bits(const uint8_t *codes, int count, int channels, uint8_t *words, int32_t *totals) {
+    const int at_once = 64 / channels;
+    for (int i = 0; i < count; i += at_once, codes += 64, words += 4 * at_once) {
+        const int here = count - i < at_once ? count - i : at_once;
+        const __mmask64 some = here < at_once ? (1ull << (channels * here)) - 1 : ~0ull;
+        const I part = _mm512_maskz_loadu_epi8(some, codes);
+        const __m128i bits = _mm_cvtsi64_si128(static_cast<long long>(_mm512_test_epi8_mask(part, part)));
+        alignas(16) uint32_t four[4];
+        _mm_store_si128(reinterpret_cast<__m128i *>(four), channels == 16 ? _mm_cvtepu16_epi32(bits) : bits);
+        std::memcpy(words, four, 4 * static_cast<size_t>(here));
+        for (int j = 0; totals && j < here; ++j)
+            totals[i + j] = static_cast<int32_t>(_mm_popcnt_u32(four[j]));
+    }
+}
+
+// The last vector of a pixel has a mask.
+void pack_bits(const uint8_t *codes, size_t pixel, int count, int channels, int steps, uint8_t *words,
+               int32_t *totals) {
+    if (pixel == static_cast<size_t>(channels) && (channels == 16 || channels == 32))
+        return pack_whole_bits(codes, count, channels, words, totals);
+    const size_t bytes = 4 * static_cast<size_t>(steps);
+    const __mmask64 rest = channels % 64 ? (1ull << (channels % 64)) - 1 : ~0ull;
+    for (int i = 0; i < count; ++i, codes += pixel, words += bytes) {
+        int64_t total = 0;
+        for (int c = 0; c < channels; c += 64) {
+            const I part = _mm512_maskz_loadu_epi8(c + 64 >= channels ? rest : ~0ull, codes + c);
+            const uint64_t bits = _mm512_test_epi8_mask(part, part);
+            std::memcpy(words + c / 8, &bits, channels - c > 32 ? 8 : 4);
+            total += _mm_popcnt_u64(bits);
+        }
+        if (totals)
+            totals[i] = static_cast<int32_t>(total);
+    }
+}
+
 // --- The kernels that differ from those of AVX-512 with VNNI ---------------------------------------------------------
 
 template <int Bits> constexpr Tiles look_ups = tiles_of<Loop<LookUp<Bits>>, 8, 4>();
 
 constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {Input::lookup, Coding::lookup, 3, 64};
 
+constexpr Operands words = {Input::bits, Coding::bits, 32, 16};
+
+constexpr TileKernel count_bits("vpopcntd, 1 bit", words, {1, 1}, tiles_of<Loop<CountBits>, 8, 8, 4>(), 205);
 constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
-constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, nullptr};
+constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &count_bits, nullptr};
 
 } // namespace
 
-const IntegerKernels integer_vbmi = {"avx512", integer, nullptr, nullptr, true};
+const IntegerKernels integer_vbmi = {"avx512", integer, nullptr, nullptr, true, pack_bits};
 
 } // namespace anyprec

@@ -12,6 +12,11 @@
 namespace anyprec {
 namespace {
 
+#if defined(ANYPREC_EMULATE)
+constexpr bool kMeasures = false; // the speed of an emulation says nothing
+#else
+constexpr bool kMeasures = true;
+#endif
 constexpr int kTaps = 9, kChannels = 64; // a 3x3 layer of ResNets; its panels fit L1
 constexpr int kTiles = 8, kRuns = 6;     // of several short runs the shortest counts: interruptions only add time
 
@@ -76,7 +81,7 @@ bool is_dot(const TileKernel &kernel) {
     return kernel.input == Input::codes && kernel.matrix.rows == 1;
 }
 bool is_measured(const TileKernel &kernel) {
-    return is_dot(kernel) || kernel.input == Input::lookup;
+    return is_dot(kernel) || kernel.input == Input::lookup || kernel.input == Input::bits;
 }
 
 struct Rate {
@@ -116,15 +121,13 @@ std::vector<Rate> measure(const Kernels &kernels) {
 } // namespace
 
 double products_per_cycle(const Kernels &kernels, const TileKernel &kernel, int log2_vectors) {
-#if !defined(ANYPREC_EMULATE)
-    if (kernels.measured && is_measured(kernel)) {
+    if (kMeasures && kernels.measured && is_measured(kernel)) {
         static const std::vector<Rate> rates = measure(kernels); // the tables that are measured have the same kernels
         const TileFunction function = widest_rows(kernel, log2_vectors);
         for (const Rate &rate : rates)
             if (rate.function == function)
                 return rate.products_per_cycle;
     }
-#endif
     return kernel.products_per_cycle;
 }
 

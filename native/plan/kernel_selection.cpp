@@ -23,14 +23,18 @@ constexpr double kCyclesPerPanelByte = 0.12;  // for panel bytes that are not in
 constexpr double kPanelBytesInL2 = 512 << 10; // part of a panel that stays in L2
 constexpr double kPreparePixel = 6;           // lookups: offsets of one input pixel, and of each of its codes
 constexpr double kPrepareCode = 0.125;        // (24 to 256 channels on a Zen 5)
-constexpr int kRowsAtOnce = 1024;             // direct algorithm: see Run::conv
+constexpr double kPackPixel = 5;              // counts of bits: words of one input pixel, and of each of its codes
+constexpr double kPackCode = 0.05;
+constexpr int kRowsAtOnce = 1024; // direct algorithm: see Run::conv
 
 bool is_lookup(const TileKernel &kernel) {
     return kernel.input == Input::lookup || kernel.input == Input::lookup_pairs;
 }
 
-// Offsets into lookup tables, made from the codes of the input.
+// Offsets into lookup tables, or words of bits, made from the codes of the input.
 double prepare_cycles(const TileKernel &kernel, double pixels, int in) {
+    if (kernel.input == Input::bits)
+        return pixels * (kPackPixel + kPackCode * in);
     return is_lookup(kernel) ? pixels * (kPreparePixel + kPrepareCode * in) : 0;
 }
 
@@ -95,8 +99,8 @@ const TileKernel *choose_kernel(const Kernels &kernels, const Op &op, const Weig
     double least = 0;
     for (const TileKernel *const *p = kernels.integer; *p; ++p) {
         const TileKernel &kernel = **p;
-        const bool grouped =
-            !is_lookup(kernel) && kernel.coding != Coding::split8; // window sums per group would cost more
+        const bool grouped = !is_lookup(kernel) && kernel.input != Input::bits &&
+                             kernel.coding != Coding::split8; // window sums cost more
         if (!supports(kernel, bits) || k > kernel.max_k || (!split && kernel.coding == Coding::split8) ||
             (op.groups > 1 && !grouped) || (kernel.input == Input::lookup_pairs && has_phases(op)) ||
             (kernel.matrix.rows > 1 && !matrices_pay(bits, size)))

@@ -412,6 +412,16 @@ ANYPREC_VECTORIZE void join_planes(const uint8_t *__restrict codes, int count, i
     }
 }
 
+// 1-bit codes as bits, the first one lowest, in `words` words.
+ANYPREC_VECTORIZE void pack_codes(const uint8_t *__restrict codes, int count, int words, uint8_t *__restrict out) {
+    for (int i = 0; i < 4 * words; ++i) {
+        int byte = 0;
+        for (int j = 0; j < 8 && 8 * i + j < count; ++j)
+            byte |= codes[8 * i + j] << j;
+        out[i] = static_cast<uint8_t>(byte);
+    }
+}
+
 // One tap of one channel as the elements of its steps. `to` holds zeros.
 void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8_t *codes, const uint8_t *values,
               uint8_t *to) {
@@ -436,6 +446,8 @@ void tap_line(const TileKernel &kernel, int bits, int in, int steps, const uint8
     case Coding::lookup:
         return lookup_parts(
             [&](const uint8_t *part, int count, int j) { join_codes(part, count, j * kernel.max_weight_bits, to); });
+    case Coding::bits:
+        return pack_codes(codes, in, steps, to);
     case Coding::lookup_planes:
         return lookup_parts([&](const uint8_t *part, int count, int j) { join_planes(part, count, j, to); });
     }

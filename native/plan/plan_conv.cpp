@@ -286,7 +286,8 @@ void Builder::prepare(ConvStep &conv, int value, const Shape &in, const Shape &o
         Step &step = add_step(Step::Kind::prepare, conv.op);
         use(number, from);
         if (make_form) {
-            const size_t pixel = 2 * static_cast<size_t>(kernel.input == Input::wide ? p->channels : conv.steps);
+            const size_t pixel = kernel.input == Input::wide ? 2 * static_cast<size_t>(p->channels)
+                                                             : step_bytes(kernel) * static_cast<size_t>(conv.steps);
             prepared[form] = p->to =
                 make_buffer(value, pixel, pairs ? static_cast<int>(pairs->all.size()) : in.h() * in.w());
             write(number, step, p->to);

@@ -50,10 +50,12 @@ const std::vector<Level> &levels() {
         {"avx2", {"avx2", "fma"}},
         {"avxvnni", {"avx2", "fma", "avx_vnni"}},
         {"avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}},
-        {"avx512", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi"}},
+        {"avx512",
+         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi",
+          "avx512_vpopcntdq"}},
         {"amx",
-         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "amx_tile",
-          "amx_int8", "amx_permission"}},
+         {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512vbmi", "avx512_vpopcntdq",
+          "amx_tile", "amx_int8", "amx_permission"}},
     };
     return table;
 }
@@ -119,7 +121,7 @@ CpuidWords read_cpuid() {
         words.xcr0 = read_xcr0();
 #if defined(ANYPREC_EMULATE) // all that native/emulate does in software
     words.leaf7_ebx |= 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-    words.leaf7_ecx |= 1u << 1 | 1u << 11;
+    words.leaf7_ecx |= 1u << 1 | 1u << 11 | 1u << 14;
     words.leaf7_edx |= 1u << 24 | 1u << 25;
     words.leaf7_1_eax |= 1u << 4;
     words.xcr0 |= 0x600e0;

@@ -24,6 +24,10 @@ void Run::prepare(const PrepareStep &p) const {
                                    reinterpret_cast<uint16_t *>(to), both ? sums : nullptr);
             sums = both ? nullptr : sums;
         }
+        if (p.to.pixel && p.input == Input::bits) {
+            kernels.pack_bits(codes, p.from.pixel, end - first, p.channels, p.steps, to, sums);
+            sums = nullptr;
+        }
         for (int g = 0; sums && g < p.groups; ++g)
             kernels.sums(codes + in * g, p.from.pixel, end - first, in, sums + g, p.groups);
     });

@@ -36,6 +36,7 @@ def test_every_kernel_has_a_limit(isa):
         ("avx512", "vpdpbusd", 128, 64, 128),
         ("avx512", "vpermb, 2 bit", 192, 192, 384),
         ("avx512", "vpermb, 1 bit", 384, 384, 768),
+        ("avx512", "vpopcntd, 1 bit", 512 / 1.5, 512 / 1.5, 512 / 0.75),
         ("avxvnni", "vpdpbusd", 64, None, 64),
         ("amx", "tdpbusd", 1024, None, None),
     ],

@@ -17,7 +17,7 @@ from anyprec.run.cpu import usable_isas
 from anyprec.run.model import PackedModel, load
 from anyprec.run.oracle import run_graph
 
-__all__ = ["assert_exact", "kernels_built", "kernels_used", "usable_isas"]
+__all__ = ["TIMED", "assert_exact", "kernels_built", "kernels_used", "usable_isas"]
 NATIVE = Path(__file__).parents[2] / "native"
 
 
@@ -67,8 +67,10 @@ INHERITED = {
         "fma",
         "toom-cook fma",
     },
-    "amx": {"vpermb, 1 bit", "fma", "toom-cook fma"},
+    "amx": {"vpermb, 1 bit", "vpopcntd, 1 bit", "fma", "toom-cook fma"},
 }
+# Tables whose tiles are timed (native/plan/kernel_rates.h): of these kernels only those run that this CPU is faster at.
+TIMED = {isa: {"vpermb, 1 bit", "vpopcntd, 1 bit", "vpermb, 2 bit"} for isa in ("avx512", "amx")}
 
 
 def kernels_built(isa: str) -> set[str]:

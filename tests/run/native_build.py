@@ -81,7 +81,7 @@ def check_every_kernel_is_chosen(program: Sequence[str], isa: str) -> None:
         for graph, x in cases:
             for works in kernels_of(program, Path(temporary) / "net.apm", graph, x, isa).values():
                 used |= set(works)
-    built = kernels_built(isa)
+    built = kernels_built(isa) - ({"vpermb, 1 bit"} if isa == "amx" else set())  # that one: LAYERS of emulate.py
     assert built <= used, (isa, sorted(built - used))
 
 

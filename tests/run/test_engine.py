@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_check import assert_exact, kernels_built, kernels_used, usable_isas
+from engine_check import TIMED, assert_exact, kernels_built, kernels_used, usable_isas
 from graph_builder import assert_same
 from kernel_graphs import KERNEL_PAIRS, SHAPES, TOOM_COOK, float_graph, images, pair_graph
 from random_graphs import BLOCKS, random_graph
@@ -105,7 +105,8 @@ def test_every_kernel_is_chosen(isa, tmp_path):
         used |= kernels_used(models[isa], x[0], [p.name for p in graph.profiles])
     toom_cook, x = float_graph(TOOM_COOK["7x7"], 3, 64), images((1, 9, 9), c=3)
     used |= kernels_used(assert_exact(toom_cook, x, tmp_path / "net.apm", [isa])[isa], x[0], ["32"])
-    assert used == kernels_built(isa)
+    assert used <= kernels_built(isa)
+    assert kernels_built(isa) - used <= TIMED.get(isa, set())
 
 
 @pytest.mark.parametrize("c, out, kernel, ending, signed, groups", sampled(SHAPES))
