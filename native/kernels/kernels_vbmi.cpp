@@ -32,6 +32,8 @@ namespace {
 
 #include "kernels/sums_avx512.inl"
 
+#include "kernels/shared_pixels.inl"
+
 // table[a][w] = sum of the products of the activation codes in a and the weight codes in w.
 template <int Bits> struct Products {
     alignas(64) uint8_t table[64][64];
@@ -147,7 +149,7 @@ template <int Bits> struct LookUp {
 struct CountBits {
     using Vector = I;
     using Code = uint8_t;
-    static constexpr int kSafeSteps = 0;
+    static constexpr int kSafeSteps = 0, kFewSteps = 1;
     static I input(const uint8_t *in, int s) { return broadcast4(in + 4 * s); }
     static I weights(const uint8_t *panel) { return _mm512_loadu_si512(panel); }
     static I step(I acc, I x, I w) { return add(acc, _mm512_popcnt_epi32(bit_and(x, w))); }
@@ -198,7 +200,8 @@ constexpr Operands groups1 = {Input::lookup, Coding::lookup, 6, 64}, groups2 = {
 
 constexpr Operands words = {Input::bits, Coding::bits, 32, 16};
 
-constexpr TileKernel count_bits("vpopcntd, 1 bit", words, {1, 1}, tiles_of<Loop<CountBits>, 8, 8, 4>(), 205);
+constexpr TileKernel count_bits("vpopcntd, 1 bit", words, {1, 1},
+                                tiles_of<SharedPixels<CountBits>, SharedPixels<CountBits>::kRows, 8, 4>(), 205);
 constexpr TileKernel lookup_1bit("vpermb, 1 bit", groups1, {1, 1, 6 * (65535 / 6)}, look_ups<1>, 215);
 constexpr TileKernel lookup_2bit("vpermb, 2 bit", groups2, {2, 2, 3 * (65535 / 27)}, look_ups<2>, 114);
 constexpr const TileKernel *integer[] = {&lookup_1bit, &lookup_2bit, &count_bits, nullptr};

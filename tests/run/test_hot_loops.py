@@ -55,8 +55,8 @@ needs = pytest.mark.skipif(
     "file, least, kernels",  # tiles, and kernels that must be among them
     [
         ("avx2", 150, {"PairLookUp", "Loop<DotWide>", "DotSplit"}),
-        ("avx512", 60, {"PairLookUp", "Loop<Dot>", "SharedDots"}),
-        ("vbmi", 20, {"Loop<LookUp<1>>", "Loop<LookUp<2>>", "Loop<CountBits>"}),
+        ("avx512", 60, {"PairLookUp", "Loop<Dot>", "SharedPixels<Dot>"}),
+        ("vbmi", 20, {"Loop<LookUp<1>>", "Loop<LookUp<2>>", "Loop<CountBits>", "SharedPixels<CountBits>"}),
     ],
 )
 def test_hot_loops_keep_their_accumulators_in_registers(file, least, kernels, tmp_path):
