@@ -310,6 +310,9 @@ def main() -> None:
     name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", args.cpu).lower()).strip("-")
     path = RESULTS / f"kernel_limits_{name}.csv"
     if args.sums:
+        if not path.exists():
+            there = sorted(file.name for file in RESULTS.glob("kernel_limits_*.csv"))
+            raise SystemExit(f"no {path.name}; there are {', '.join(there)}: choose one's CPU by --cpu")
         print("\n".join(sums(path)))
         return
     widths = [int(k) for k in args.bits.split(",")]

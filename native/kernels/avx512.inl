@@ -124,12 +124,6 @@ template <int V> inline void store_over(uint8_t *p, __mmask64 over, I flips) { /
     else
         _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_castsi512_si128(codes));
 }
-inline void store_bytes(uint8_t *p, I bytes, __mmask64 some) {
-    if (some == ~0ull)
-        _mm512_storeu_si512(p, bytes);
-    else
-        _mm512_mask_storeu_epi8(p, some, bytes);
-}
 // Two vectors of 16-bit integers as bytes, saturated, in order.
 inline I bytes_of(I low, I high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi16_epi8(low)), _mm512_cvtsepi16_epi8(high), 1);

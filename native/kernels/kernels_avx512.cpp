@@ -151,7 +151,7 @@ template <bool Doubled> struct DotColumns {
         if (narrow) {
             const I sums = _mm512_packs_epi16(_mm512_packs_epi32(acc[0], acc[1]), _mm512_packs_epi32(acc[2], acc[3]));
             const __mmask64 over = _mm512_cmpgt_epi8_mask(sums, thresholds);
-            return store_bytes(e.codes + pixel * e.codes_stride + c, codes_over(over, flip), some);
+            return _mm512_mask_storeu_epi8(e.codes + pixel * e.codes_stride + c, some, codes_over(over, flip));
         }
         F y[4];
 #pragma GCC unroll 4
@@ -165,9 +165,9 @@ template <bool Doubled> struct DotColumns {
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v)
             codes[v] = to_int(smaller(set1(e.levels), y[v]));
-        store_bytes(e.codes + pixel * e.codes_stride + c,
-                    _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])),
-                    some);
+        _mm512_mask_storeu_epi8(
+            e.codes + pixel * e.codes_stride + c, some,
+            _mm512_packus_epi16(_mm512_packs_epi32(codes[0], codes[1]), _mm512_packs_epi32(codes[2], codes[3])));
     }
 };
 
@@ -203,17 +203,10 @@ void sums_zmm(const uint8_t *codes, size_t pixel, int count, int channels, int32
     }
 }
 
-// Whether a pixel's offsets may be stored as `stored`, in whole vectors: those that are too many fall on pixels after
-// it, which are still to come. AMD's CPUs take many times as long for a store with a mask.
-inline bool may_spill(int stored, int steps, int pixels_left) {
-    return stored <= steps * pixels_left;
-}
-
 // 32 offsets at once, of six 1-bit or three 2-bit channels; lookup_offsets in vector_kernels.inl defines them.
 template <int Group, int Bits>
 void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint16_t *offsets) {
-    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps) {
-        const bool whole = may_spill((steps + 31) / 32 * 32, steps, count - i);
+    for (int i = 0; i < count; ++i, codes += pixel, offsets += steps)
         for (int g = 0; g < steps; g += 32) {
             const __mmask32 some = steps - g >= 32 ? 0xffffffffu : (1u << (steps - g)) - 1;
             __m256i index = _mm256_setzero_si256(); // one byte per offset
@@ -224,13 +217,8 @@ void group_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uin
                 index = _mm256_or_si256(index, _mm256_maskz_loadu_epi8(some, codes + part * steps + g));
             }
             index = _mm256_and_si256(index, _mm256_set1_epi8(63));
-            const I words = _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6);
-            if (whole)
-                _mm512_storeu_si512(offsets + g, words);
-            else
-                _mm512_mask_storeu_epi16(offsets + g, some, words);
+            _mm512_mask_storeu_epi16(offsets + g, some, _mm512_slli_epi16(_mm512_cvtepu8_epi16(index), 6));
         }
-    }
 }
 
 // Of six 1-bit or three 2-bit codes in each byte.
@@ -259,11 +247,7 @@ void few_offsets(const uint8_t *codes, size_t pixel, int count, int steps, uint1
         if (totals)
             *totals++ = sum_of_codes<Bits>(index & present);
         const __m128i bytes = _mm_cvtsi64_si128(static_cast<long long>(index));
-        const __m128i words = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 6);
-        if (may_spill(8, steps, count - i))
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(offsets), words);
-        else
-            _mm_mask_storeu_epi16(offsets, some, words);
+        _mm_mask_storeu_epi16(offsets, some, _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 6));
     }
 }
 

@@ -112,7 +112,7 @@ template <int Bits> struct LookUp {
                     const auto sum = [&](I half) { return _mm512_add_epi16(_mm512_add_epi16(half, half), window); };
                     const __mmask64 over = _mm512_kunpackd(_mm512_cmpgt_epi16_mask(sum(high[r][v]), high_over),
                                                            _mm512_cmpgt_epi16_mask(sum(low[r][v]), low_over));
-                    store_bytes(e.codes + r * e.codes_stride + 64 * v, codes_over(over, flips), some);
+                    _mm512_mask_storeu_epi8(e.codes + r * e.codes_stride + 64 * v, some, codes_over(over, flips));
                 }
             }
         }
