@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ class Bench:
                 break
             self.keep(slices_sent_again=self.facts.get("slices_sent_again", 0) + 1)
 
-    def alone(self, name: str, bits: list[int], count: int) -> LoadOutcome:
+    def alone(self, name: str, bits: Sequence[int | str], count: int) -> LoadOutcome:
         """Requests one at a time, far apart; the i-th at bits[i % len(bits)]."""
         sets = [messages(self.target, self.sent[:1], deadline_ms=5000, bits=k)[0] for k in bits]
         plan = replace(self.plan, messages=sets, connections=1, limit=1, keep_outputs=False)

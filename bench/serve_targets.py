@@ -6,8 +6,10 @@
 
 Target and C8 are found as in bench/serve.py, held at 8 bit. Then slices of seconds, policies in turn: "adaptive" has
 all levels of the file, numbers are widths held. 8 bit is held in bursts only; 1 bit everywhere, since what that misses
-the machine itself costs, and no policy could save it. Held-out test images are sent: every answer must be the file's
-own at the level that the server names. Interrupted, it goes on where it was. Writes bench/results/serve_targets.csv.
+the machine itself costs, and no policy could save it. least_points_lost is what a policy would lose that knows all
+arrivals beforehand: with every answer in time, none loses less at the times measured. Held-out test images are sent:
+every answer must be the file's own at the level that the server names. Interrupted, it goes on where it was. Writes
+bench/results/serve_targets.csv.
 
 "resnet50" has random weights, is sent noise, and stands for time alone. So that the policy has something to weigh, its
 file has the accuracies of the paper's Table 1 (any-precision ResNet-50 on ImageNet), or with --accuracies those of a
@@ -39,6 +41,7 @@ from anyprec.reproduce import paper
 CELLS = "1@1,1.5@1,2@1,2.5@1,0.8@4"  # load / C8 @ CV^2
 SENT = 2000  # images
 NOISE = 64  # random ones
+LONE = 60  # requests, one at a time, at each level
 SLICE_S, ROUNDS = 5.0, 10
 KEPT = (
     "load", "cv2", "policy", "slices", "requests", "misses", "attainment", "rejected", "late", "errors",
@@ -103,9 +106,18 @@ class Targets(serve.Bench):
                         bar.update()
                 self.keep_table()
 
+    def times(self) -> None:
+        """Seconds of one request alone at each level, HTTP and all."""
+        if "alone_s" not in self.facts:
+            outcomes = {name: self.alone(f"alone-{name}", [level_of(name)], LONE) for name in self.levels()}
+            self.keep(alone_s={name: float(np.nanmedian(one.done - one.sent)) for name, one in outcomes.items()})
+
     def rows(self, own: dict[str, np.ndarray]) -> list[dict[str, object]]:
         found = []
         measured = self.measured(own)
+        alone = self.facts.get("alone_s", {})
+        best = self.target.accuracy["8"]
+        costs = [(alone[name], best - self.target.accuracy[name]) for name in alone]
         for load, cv2 in self.cells:
             for policy in self.policies:
                 parts = measured.slices(load, cv2, policy)
@@ -115,12 +127,42 @@ class Targets(serve.Bench):
                 whole = [name for part in parts for name in part.outcome.profile[part.outcome.profile != ""].tolist()]
                 shares = {name: whole.count(name) / max(1, len(whole)) for name in own}
                 expected = sum(share * self.target.accuracy[name] for name, share in shares.items())
+                slo = self.facts["slo_s"]
+                least = [least_lost(part.outcome.planned, costs, slo) for part in parts] if costs else [0.0]
                 found.append(
                     {name: row[name] for name in KEPT}
-                    | {"expected_accuracy": expected, "points_lost": self.target.accuracy["8"] - expected}
+                    | {"expected_accuracy": expected, "points_lost": best - expected}
+                    | ({"least_points_lost": float(np.mean(least))} if alone else {})
                     | {f"share_{name}": share for name, share in shares.items() if share}
                 )
         return found
+
+
+def level_of(name: str) -> int | str:
+    return int(name) if name.isdigit() else name
+
+
+def least_lost(arrivals: np.ndarray, costs: list[tuple[float, float]], slo: float) -> float:
+    """The least mean points lost by answers one after the other, in order, each within `slo` of its arrival.
+
+    costs: seconds and points lost of each level. A request that cannot be in time takes the quickest level, and counts
+    as that. Larger batches are left out: where they save no time per image, they gain nothing.
+    """
+    quickest = min(costs)
+    front = [(0.0, 0.0)]  # when the engine is free, points lost so far: of those none is better in both
+    for arrived in arrivals.tolist():
+        found = []
+        for free, lost in front:
+            begin = max(free, arrived)
+            found += [(begin + s, lost + points) for s, points in costs if begin + s <= arrived + slo]
+        if not found:
+            free, lost = front[0]
+            found = [(max(free, arrived) + quickest[0], lost + quickest[1])]
+        front = []
+        for free, lost in sorted(found):
+            if not front or lost < front[-1][1] - 1e-9:
+                front.append((free, lost))
+    return min(lost for _, lost in front) / max(1, len(arrivals))
 
 
 def made_resnet50(work: Path, accuracies_of: str | None) -> Path:
@@ -152,7 +194,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=float, default=6.0, metavar="S", help="seconds of a load when C8 is sought")
     parser.add_argument("--minutes", type=float, default=60.0, help="then stop; run it again for the rest")
     parser.add_argument("--cores", metavar="SENDER:SERVER", help="cores of this process and of the server, such as 0:1")
-    parser.add_argument("--only", default="capacity,grid", help="'': the table of what was measured")
+    parser.add_argument("--only", default="capacity,times,grid", help="'': the table of what was measured")
     parser.add_argument("--serve", action="append", default=[], metavar="OPTION", help="of `anyprec serve`, as it is")
     parser.add_argument("--results", default=Path(__file__).parent / "results" / "serve_targets.csv", type=Path)
     args = parser.parse_args()
