@@ -273,7 +273,7 @@ def test_inputs_by_name_and_several():
 @pytest.mark.parametrize(
     "wrap, options, message",
     [
-        (lambda y: {"boxes": y}, {}, "loss='hard' needs logits, but the network gives a dict with 'boxes'"),
+        (lambda y: {"boxes": y}, {}, r"loss='wider\+label' needs logits, but the network gives a dict with 'boxes'"),
         (lambda y: {"boxes": y}, {"loss": "recursive"}, "loss='recursive' needs logits"),
         (lambda y: y[:, 0], {}, r"needs logits \(N, classes\), but the network gives \(32,\)"),
         (lambda y: y, {"loss": lambda out, labels: out}, r"returned a tensor \(32, 3\); it must return one number"),

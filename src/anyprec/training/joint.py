@@ -180,7 +180,7 @@ def joint_step(
     labels: Any,
     widths: Sequence[int],
     *,
-    loss: str | LossFunction = "hard",
+    loss: str | LossFunction = "wider+label",
     label_weight: float = 0.5,
     label_smoothing: float = 0.0,
     width_weights: Mapping[int, float] | None = None,
@@ -197,10 +197,10 @@ def joint_step(
     model: any-precision, in training mode.
     images, labels: one batch. Images: a tensor, a tuple of arguments or a dict of keyword arguments. Labels (N, H, W)
         are masks; right answers are then counted in pixels. With a loss function they are whatever it reads.
-    loss: what the narrower widths learn from: "hard" (labels), or one of anyprec.choices.LOSSES, for networks that give
-        logits (or a dict, a tuple or a Hugging Face output with them). Or a function of (output, labels), for any task:
-        every width learns by it, and it is given what the network gives. The number of right answers is NaN where
-        labels are no classes.
+    loss: what the narrower widths learn from: one of anyprec.choices.LOSSES, for networks that give logits (or a dict,
+        a tuple or a Hugging Face output with them), "hard" for labels alone. Or a function of (output, labels), for
+        any task: every width learns by it, and it is given what the network gives. The number of right answers is NaN
+        where labels are no classes.
     label_weight: the labels' share of the losses "recursive+label" and "wider+label".
     label_smoothing: spreads this share of each label evenly over all classes.
     width_weights: factor on the loss of a width in the sum; 1 for widths it does not name.

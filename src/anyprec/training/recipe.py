@@ -71,7 +71,7 @@ class Recipe:
     widths: tuple[int, ...] = DEFAULT_WIDTHS  # one width makes a dedicated model
     quantizer: str = "nested"
     scale: str = "learned"
-    loss: str = "hard"
+    loss: str = "wider+label"
     teacher: tuple[str, ...] = ()  # model files (.apm, or names) whose answers all widths learn from; one may stand
     # without a list; not with loss="hard"
     label_smoothing: float = 0.0  # this share of each label is spread evenly over all classes
