@@ -55,7 +55,7 @@ class TileTimer {
         tile_.epilogue.codes_stride = static_cast<size_t>(channels);
         if (kernel.window)
             tile_.epilogue.doublings = 1, tile_.epilogue.window_factor = 1, tile_.epilogue.window = windows_.data();
-        products_ = static_cast<double>(kTiles) * kTaps * kChannels * rows * channels;
+        products_ = static_cast<double>(kTiles) * kTaps * steps * kernel.step_channels * rows * channels;
     }
 
     void run() {

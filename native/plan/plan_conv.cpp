@@ -338,7 +338,8 @@ void Builder::sign_constants(ConvStep &conv, int weight_bits, int input_bits) co
 }
 
 // Epilogue::thresholds of a layer that makes only 1-bit codes. A code is a monotonic function of the sum, so we halve
-// the interval of all possible sums, for all channels at once, by the kernels' own epilogue.
+// the interval of all possible sums, for all channels at once, by the kernels' own epilogue. Not monotonic is a layer
+// whose largest sums overflow where the quantizer's scale is 0: NaN makes code 0 at both ends. It gets no thresholds.
 void Builder::find_thresholds(ConvStep &conv, LayerBits bits) const {
     const Epilogue &whole = conv.epilogue;
     const int64_t most = int64_t(conv.taps) * conv.group_in * ((1 << bits.weights) - 1) * ((1 << bits.acts) - 1);
@@ -364,6 +365,13 @@ void Builder::find_thresholds(ConvStep &conv, LayerBits bits) const {
         for (size_t c = 0; c < channels; ++c)
             (codes[c] == conv.flips[c] ? below : above)[c] = (below[c] + above[c]) >> 1;
     }
+    std::fill(sums.begin(), sums.end(), static_cast<float>(most));
+    compute_codes();
+    for (size_t c = 0; c < channels; ++c)
+        if ((codes[c] != conv.flips[c]) != (below[c] < most)) {
+            conv.flips.clear();
+            return;
+        }
     conv.thresholds.assign(below.begin(), below.end());
     conv.epilogue.thresholds = conv.thresholds.data();
     conv.epilogue.flips = conv.flips.data();

@@ -7,6 +7,8 @@ import pytest
 from engine_check import assert_exact, usable_isas
 from kernel_graphs import images, pair_graph
 
+from anyprec.format.graph import GraphProfile
+
 PAIRS = [(1, 1), (2, 1), (4, 1), (8, 1)]  # only outputs of 1 bit have thresholds
 F32 = np.float32
 # c, out, kernel, groups: whole vectors and partial ones of every kernel, and depthwise layers.
@@ -48,3 +50,37 @@ def test_sums_too_large_for_thresholds(isa, tmp_path):
     for c in (14, 20):
         graph = pair_graph(c, 48, 3, "codes", pairs=[(8, 1)], seed=c)
         assert_exact(hard_tables(graph, np.random.default_rng(0)), images((1, 6, 7), c=c), tmp_path / "net.apm", [isa])
+
+
+# (scale, shift) of the convolution and of the quantizer, in turn over the channels. The product of 3e38 and the larger
+# sums is infinite; times 0 that is no number, whose code is 0, while small sums have the code of the shift.
+TWO_TABLES = [
+    ((0.25, -0.5), (1, 0.5)),
+    ((0.25, -0.5), (-1, 0.5)),
+    ((3e38, 0), (0, 1)),
+    ((-3e38, 1e38), (0, 1)),
+    ((3e38, 0), (1, 0)),
+    ((1, 0.5), (0, 1)),
+    ((1e-42, 0), (1e38, 0.5)),
+]
+
+
+def two_tables(c, out, kernel, groups, acts):
+    """A convolution with a table of its own, whose 1-bit quantizer has another."""
+    graph = pair_graph(c, out, kernel, "codes", groups=groups, pairs=[(1, acts)], seed=1)
+    of_channels = [TWO_TABLES[i % len(TWO_TABLES)] for i in range(out)]
+    tables = {**graph.tables, "back": np.array([[1, 0]], F32)}
+    for name, which in (("conv", 0), ("again", 1)):
+        tables[name] = np.array([pair[which] for pair in of_channels], F32).T[None]
+    ops = [replace(op, attributes={**op.attributes, "affine": True}) if op.name == "again" else op for op in graph.ops]
+    profile = GraphProfile("low", 1, {"q": acts, "again": 1})
+    return replace(graph, tables=tables, ops=tuple(ops), profiles=(profile,))
+
+
+@pytest.mark.parametrize("isa", usable_isas())
+@pytest.mark.parametrize("acts", [1, 2, 8])
+@pytest.mark.parametrize("c, out, kernel, groups", SHAPES)
+@pytest.mark.filterwarnings("ignore:.*encountered in")
+def test_quantizers_with_a_table(isa, acts, c, out, kernel, groups, tmp_path):
+    graph = two_tables(c, out, kernel, groups, acts)
+    assert_exact(graph, images((2, 7, 6), c=c, seed=out), tmp_path / "net.apm", [isa], threads=(1, 2))
