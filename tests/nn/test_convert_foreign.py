@@ -16,8 +16,13 @@ from anyprec.nn.switching import any_layers, bits, set_bits
 WIDTHS = (1, 2, 4, 8, 32)
 
 
+def imported(name):
+    pytest.importorskip("torchvision_operators").declare()  # both import torchvision where it is installed
+    return pytest.importorskip(name)
+
+
 def resnet():
-    transformers = pytest.importorskip("transformers")
+    transformers = imported("transformers")
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic", num_labels=5
     )
@@ -25,7 +30,7 @@ def resnet():
 
 
 def bottleneck_resnet():
-    transformers = pytest.importorskip("transformers")
+    transformers = imported("transformers")
     config = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="bottleneck", num_labels=5
     )
@@ -33,13 +38,13 @@ def bottleneck_resnet():
 
 
 def mobilenet():
-    transformers = pytest.importorskip("transformers")
+    transformers = imported("transformers")
     config = transformers.MobileNetV2Config(depth_multiplier=0.25, image_size=32, num_labels=5)
     return transformers.MobileNetV2ForImageClassification(config)
 
 
 def vit():
-    transformers = pytest.importorskip("transformers")
+    transformers = imported("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16,
         patch_size=4, num_labels=5,
@@ -49,14 +54,7 @@ def vit():
 
 def timm_net(name, **options):
     def make():
-        try:
-            import timm
-        except (
-            ImportError,
-            AttributeError,
-            RuntimeError,
-        ) as error:  # timm itself, or torchvision, or a misfit
-            pytest.skip(f"timm cannot be imported: {error}")
+        timm = imported("timm")
         return timm.create_model(name, pretrained=False, num_classes=5, **options)
 
     return make
