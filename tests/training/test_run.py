@@ -158,6 +158,18 @@ def test_two_processes_equal_one(tmp_path):
     assert moved > len(one) / 3  # the comparison is of trained weights, not of the start
 
 
+@pytest.mark.slow
+def test_two_processes_with_statistics_of_their_own(tmp_path):
+    """What they report is the accuracy of the model that is saved: the first one's."""
+    recipe = SMALL.override(["sync_norm=false", "epochs=1", "eval_every=1", "limit=64", "batch_size=16"])
+    assert start(recipe, tmp_path / "two", launcher="two").wait() == 0
+    extra = load_state(tmp_path / "two" / "model.pt")["extra"]
+    reported = {int(bits): values["loss"] for bits, values in extra["test"].items()}
+    model = load_model(tmp_path / "two" / "model.pt")
+    found = evaluate(model, load_data("digits", "test"), recipe.widths)
+    assert {bits: values["loss"] for bits, values in found.items()} == pytest.approx(reported, rel=1e-4)
+
+
 def test_divergence_stops_and_keeps_the_checkpoint(tmp_path):
     recipe = SMALL.override(["optimizer=sgd", "lr=1e30", "save_minutes=0", "warmup_epochs=0"])
     with pytest.raises(Diverged) as caught:

@@ -324,6 +324,8 @@ class TrainingRun:
 
     def _evaluate(self) -> dict[int | str, dict[str, float]]:
         """Each process evaluates its rows of the test set; averaged weights where the recipe averages."""
+        if not self.recipe.sync_norm:  # each process has statistics of its own, and the first one's are saved
+            self.processes.share(self.model)
         with self._averaged():
             return evaluate(
                 self.model, self.test_data, list(self.recipe.widths), augment=eval_augment(self.recipe.augment),
