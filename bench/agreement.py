@@ -20,6 +20,7 @@ import torch
 import anyprec
 from anyprec.data import batches, load_data
 from anyprec.training.checkpoint import load_model
+from anyprec.training.trained_run import preprocessing_for
 
 
 def torch_top1(model: torch.nn.Module, images: torch.Tensor, batch: int = 500) -> np.ndarray:
@@ -37,7 +38,7 @@ def main() -> None:
 
     test = load_data(args.dataset, "test", args.data)
     model = load_model(Path(args.model)).eval()
-    loaded = list(batches(test, 500))
+    loaded = list(batches(test, 500, preprocessing=preprocessing_for(Path(args.model), test)))
     x = torch.from_numpy(np.concatenate([images for images, _ in loaded])).permute(0, 3, 1, 2).contiguous()
     labels = np.concatenate([y for _, y in loaded])
     rows = []
