@@ -156,8 +156,7 @@ def least_lost(arrivals: np.ndarray, costs: list[tuple[float, float]], slo: floa
             begin = max(free, arrived)
             found += [(begin + s, lost + points) for s, points in costs if begin + s <= arrived + slo]
         if not found:
-            free, lost = front[0]
-            found = [(max(free, arrived) + quickest[0], lost + quickest[1])]
+            found = [(max(free, arrived) + quickest[0], lost + quickest[1]) for free, lost in front]
         front = []
         for free, lost in sorted(found):
             if not front or lost < front[-1][1] - 1e-9:

@@ -88,7 +88,7 @@ def train(seed: int, attention: str, epochs: int, x: Tensor, y: Tensor) -> nn.Mo
         for _ in range(epochs):
             for rows in torch.randperm(len(x)).split(64)[: len(x) // 64]:
                 optimizer.zero_grad()
-                anyprec.joint_step(model, x[rows], y[rows], WIDTHS)
+                anyprec.joint_step(model, x[rows], y[rows], WIDTHS, loss="hard")
                 optimizer.step()
                 schedule.step()
                 bar.update(1)

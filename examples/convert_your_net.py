@@ -60,7 +60,7 @@ def train_float(net: nn.Module, count: int) -> None:
 
 
 def train_jointly(model: nn.Module, count: int) -> None:
-    """One step trains all widths, each from the labels."""
+    """One step trains all widths: each learns from the labels and from all wider ones."""
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count * 21)
     for x, y in epochs(count, seed=1):
