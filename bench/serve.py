@@ -15,6 +15,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -152,7 +153,9 @@ class Bench:
             raise SystemExit(f"{self.model} has no 8 bit, which everything is compared with; it has {widths}")
         self.slo_s = 0.05
         self.server: Server | None = None
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the server is ended, too
         self.dataset, self.data = args.dataset, args.data
+        self.batch = 1  # images in a request
 
     def keep(self, **facts: Any) -> None:
         self.facts.update(facts)
@@ -160,10 +163,15 @@ class Bench:
 
     def measured(self, own: dict[str, np.ndarray]) -> Measured:
         s = self.scale
+        labels = None if self.labels is None else self.in_requests(self.labels)
         return Measured(
-            self.facts, self.work, self.policies, s.loads, s.bursts, s.rounds, s.slice_s, s.step_s, self.labels, own,
-            self.target.accuracy,
+            self.facts, self.work, self.policies, s.loads, s.bursts, s.rounds, s.slice_s, s.step_s, labels,
+            {name: self.in_requests(classes) for name, classes in own.items()}, self.target.accuracy,
         )  # fmt: skip
+
+    def in_requests(self, classes: np.ndarray) -> np.ndarray:
+        """Of every image -> (requests, images of each)."""
+        return classes[: len(classes) // self.batch * self.batch].reshape(-1, self.batch)
 
     # --- Server and requests ---
 
@@ -175,7 +183,7 @@ class Bench:
         self.target = find(self.server.url, "net")
         images, self.labels = (noise(self.target, 256), None) if small else self.images()
         self.sent = fit_images(images, self.target)
-        self.messages = messages(self.target, self.sent, deadline_ms=1e3 * slo_s)
+        self.messages = messages(self.target, self.sent, batch=self.batch, deadline_ms=1e3 * slo_s)
         self.plan = LoadPlan(
             "127.0.0.1",
             self.server.port,
@@ -237,14 +245,15 @@ class Bench:
             stood = np.nanmax(outcome.send_delay, initial=0.0) >= STALLED_S or stolen_s() - before >= STOLEN_S
             again = stood and attempt < repeats
             kept = serve_results.again_path(path, attempt) if again else path
-            serve_results.save(kept, outcome, OUTPUT_DTYPES[self.target.output_datatype])
+            serve_results.save(kept, outcome, OUTPUT_DTYPES[self.target.output_datatype], self.batch)
             if not again:
                 break
             self.keep(slices_sent_again=self.facts.get("slices_sent_again", 0) + 1)
 
     def alone(self, name: str, bits: Sequence[int | str], count: int) -> LoadOutcome:
         """Requests one at a time, far apart; the i-th at bits[i % len(bits)]."""
-        sets = [messages(self.target, self.sent[:1], deadline_ms=5000, bits=k)[0] for k in bits]
+        images = self.sent[: self.batch]
+        sets = [messages(self.target, images, batch=self.batch, deadline_ms=5000, bits=k)[0] for k in bits]
         plan = replace(self.plan, messages=sets, connections=1, limit=1, keep_outputs=False)
         gap = max(0.004, 2 * self.facts.get("p50_s", 0.005))
         # A minute without a hitch is not to be had everywhere, and medians do not mind.

@@ -4,7 +4,8 @@
 
 Plans, thresholds and accuracies are those that bench/plans_cascades.py has found and written to bench/results; nothing
 is chosen here, and rows of another version of the model are refused. Rows of the plans' tables are matched on the same
-500 held-out images as there.
+500 held-out images as there. Widths get their accuracies on the half of the test set that plans were tested on, so that
+all levels can be compared.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-from plans_cascades import SEARCHED, held_out
+import numpy as np
+from plans_cascades import SEARCHED, halves
 
 from anyprec.cascade.cascade import Cascade, Stage
 from anyprec.data.catalog import balanced_subset
 from anyprec.format.file import read, write
 from anyprec.models.catalog import card, find
+from anyprec.run.model import load
 from anyprec.search import PlanLayers, add_profile
 from anyprec.search.trial import PlanTrial
 
@@ -41,14 +44,28 @@ def cascade_of(model):
     return Cascade("margin", (first, last), float(row["agreement"]), float(row["accuracy"]))
 
 
+def on_half(graph, model, data):
+    """The graph, each width's accuracy measured on these images."""
+    packed = load(find(model), layout="NHWC")
+
+    def accuracy(name):
+        parts = np.array_split(data.images, max(1, len(data.images) // 100))
+        classes = np.concatenate([packed(part, bits=name).argmax(1) for part in parts])
+        return 100 * float((classes == data.labels).mean())
+
+    found = [replace(p, accuracy=accuracy(int(p.name))) if p.name.isdigit() else p for p in graph.profiles]
+    return replace(graph, profiles=tuple(found))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="cifar10-vgg")
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    graph = read(find(args.model))
-    images = balanced_subset(held_out(args.data), SEARCHED).images
+    tested, held_out = halves(args.data)
+    graph = on_half(read(find(args.model)), args.model, tested)
+    images = balanced_subset(held_out, SEARCHED).images
     trial = PlanTrial(PlanLayers(graph), images)
     rows = rows_of(f"plans_{args.model}.csv")
     if rows[0]["model"] != (now := card(args.model).sha256[:12]):

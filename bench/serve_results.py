@@ -30,7 +30,7 @@ LATE_MS = 1.0  # a generator later than this at p99 was not the load that was as
 
 @dataclass
 class Slice:
-    """One load of one policy; `label` is the class that was answered, -1: none. (n,) int64"""
+    """One load of one policy; `label` has the classes that were answered, -1: none. (n, images of a request) int64"""
 
     outcome: LoadOutcome
     label: np.ndarray
@@ -48,8 +48,8 @@ class Measured:
     rounds: int
     slice_s: float
     step_s: float
-    labels: np.ndarray | None  # of the images, in the order they were made into requests
-    own: Mapping[str, np.ndarray]  # width -> the class of every image by the engine alone
+    labels: np.ndarray | None  # of the images of every request, (requests, images)
+    own: Mapping[str, np.ndarray]  # width -> the classes of the same images by the engine alone
     expected: Mapping[str, float]  # width -> percent, as the model file notes it
 
     @property
@@ -67,15 +67,15 @@ class Measured:
         return self.slices(load, cv2, policy) + [read(path) for path in again]
 
     def score(self, part: Slice) -> np.ndarray:
-        """Percent every answer is worth: 0 or 100 with labels, else what its width is expected to have. (n,)"""
+        """Percent every answer is worth: of its images with labels, else what its width is expected to have. (n,)"""
         if self.labels is not None:
-            return 100.0 * (part.label == self.labels[part.outcome.image])
+            return 100.0 * (part.label == self.labels[part.outcome.image]).mean(1)
         return np.array([self.expected.get(name, np.nan) for name in part.outcome.profile.tolist()], np.float64)
 
     def score_at_8(self, part: Slice) -> np.ndarray:
         """And at 8 bit, on the same images."""
         if self.labels is not None:
-            return 100.0 * (self.own["8"] == self.labels)[part.outcome.image]
+            return 100.0 * (self.own["8"] == self.labels).mean(1)[part.outcome.image]
         return np.full(len(part.outcome), self.expected.get("8", np.nan))
 
 
@@ -92,13 +92,13 @@ def again_path(path: Path, attempt: int | str) -> Path:
     return path.with_name(f"{path.stem}.again-{attempt}.npz")
 
 
-def save(path: Path, outcome: LoadOutcome, datatype: np.dtype) -> None:
+def save(path: Path, outcome: LoadOutcome, datatype: np.dtype, batch: int = 1) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: getattr(outcome, name) for name in ARRAYS}
     about = {"cpu_s": outcome.cpu_s, "connections": outcome.connections, "notes": outcome.notes}
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
-        np.savez_compressed(file, label=outcome.labels(datatype), about=json.dumps(about), **arrays)
+        np.savez_compressed(file, label=outcome.labels(datatype, batch), about=json.dumps(about), **arrays)
     part.replace(path)  # whole or not there
 
 
@@ -130,7 +130,7 @@ def grid_row(m: Measured, load: float, cv2: float, policy: str, parts: Sequence[
     answered, in_time = whole.status == OK, whole.in_time(m.slo_s)
     latency = quantiles(whole.latency, ("p50", "p90", "p99", "p99.9"))
     wrong = sum(
-        int((label[here] != own[whole.image[here]]).sum())
+        int((label[here] != own[whole.image[here]]).any(1).sum())
         for name, own in m.own.items()
         for here in [answered & (whole.profile == name)]
     )

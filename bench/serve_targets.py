@@ -3,6 +3,7 @@
     python bench/serve_levels.py --data DIR --out levels.apm
     python bench/serve_targets.py levels.apm --data DIR --work build/serve_targets [--cores 0:1]
     python bench/serve_targets.py resnet50 --work build/serve_resnet50 --slice 60 --capacity 20 --cores 0:1
+    python bench/serve_targets.py levels.apm --data DIR --batch 16 --slice 10 --capacity 25 --rounds 4 --cores 0:1
 
 Target and C8 are found as in bench/serve.py, held at 8 bit. Then slices of seconds, policies in turn: "adaptive" has
 all levels of the file, numbers are widths held. 8 bit is held in bursts only; 1 bit everywhere, since what that misses
@@ -45,7 +46,8 @@ LONE = 60  # requests, one at a time, at each level
 SLICE_S, ROUNDS = 5.0, 10
 KEPT = (
     "load", "cv2", "policy", "slices", "requests", "misses", "attainment", "rejected", "late", "errors",
-    "wrong_answers", "p50_ms", "p99_ms", "mean_batch", "generator_late_p99_ms",
+    "wrong_answers", "points_below_8_bit", "points_below_8_bit_error", "p50_ms", "p99_ms", "mean_batch",
+    "generator_late_p99_ms",
 )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ class Targets(serve.Bench):
         self.cells = [tuple(map(float, cell.split("@"))) for cell in args.cells.split(",")]
         self.policies = tuple(args.policies.split(","))
         self.minutes = args.minutes
+        self.batch = args.batch
         self.begun = time.monotonic()
 
     def slice(self, name, policy, times, seed, plan=None, repeats=1):
@@ -187,6 +190,7 @@ def main() -> None:
     parser.add_argument("--data", help="of CIFAR-10; leave it out to send noise")
     parser.add_argument("--work", default="build/serve_targets", help="where slices are kept")
     parser.add_argument("--cells", default=CELLS, metavar="LOAD@CV2,...", help=f"loads, times C8 (default: {CELLS})")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images in a request")
     parser.add_argument("--policies", default="adaptive,8,1", help="adaptive, or widths to hold")
     parser.add_argument("--slice", type=float, default=SLICE_S, metavar="S", help="seconds of each load")
     parser.add_argument("--rounds", type=int, help=f"slices of every cell (default: {ROUNDS})")

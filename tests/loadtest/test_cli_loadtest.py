@@ -70,6 +70,19 @@ def test_images_of_a_file(server, tmp_path, capsys):
     assert len(set(server.bodies)) == 5
 
 
+def test_several_images_in_a_request(server, tmp_path, capsys):
+    x = np.random.default_rng(0).integers(0, 256, (7, 4, 4, 3), np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    load = ["loadtest", server.url, "--images", str(tmp_path / "x.npy"), "--arrivals", "uniform:100", "--seconds"]
+    assert main([*load, "0.1", "--batch", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 3
+    sent = x.transpose(0, 3, 1, 2)
+    assert set(server.bodies) == {sent[:3].tobytes(), sent[3:6].tobytes()}
+    assert server.got[0]["inputs"][0]["shape"] == [3, 3, 4, 4]
+    assert main([*load, "0.1", "--batch", "8"]) == 2
+    assert "--batch 8 with 7 images; give at least 8" in capsys.readouterr().err
+
+
 def test_labels_of_a_data_set(server, answer, capsys):
     # The digits' images are 8 x 8 x 1; the scripted server says "3" to all of them.
     server.about["inputs"] = [{"name": "input", "datatype": "UINT8", "shape": [-1, 8, 8, 1]}]

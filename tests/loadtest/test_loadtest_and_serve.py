@@ -47,13 +47,27 @@ def test_every_answer_is_the_files_own(real, path):
     assert (outcome.status == 200).all()
     model = load(path)
     own = {bits: np.asarray(model(images, bits=int(bits))).argmax(1) for bits in set(outcome.profile.tolist())}
-    said = outcome.labels(np.dtype(np.float32))
+    said = outcome.labels(np.dtype(np.float32))[:, 0]
     assert all(said[i] == own[outcome.profile[i]][outcome.image[i]] for i in range(len(outcome)))
     assert (outcome.batch >= 1).all() and (outcome.run_s > 0).all() and (outcome.queue_s >= 0).all()
     # What the server counts of a request lies within what its client saw.
     beyond = outcome.queue_s + outcome.run_s - (outcome.done - outcome.sent)
     assert beyond.max() < 0, beyond.max()
     assert summarize(outcome, 30.0, 0.5, expected=target.accuracy).accuracy_is == "expected"
+
+
+def test_several_images_in_a_request(real, path):
+    batch = 5
+    plan, images, _ = plan_for(real, 23, batch=batch, deadline_ms=30_000)
+    assert len(plan.messages) == 4  # three images do not fill another
+    outcome = send(plan, gamma(100, 4, 0.3, seed=2))
+    assert (outcome.status == 200).all() and (outcome.batch % batch == 0).all()
+    model = load(path)
+    own = {bits: np.asarray(model(images, bits=int(bits))).argmax(1) for bits in set(outcome.profile.tolist())}
+    said = outcome.labels(np.dtype(np.float32), batch)
+    for i in range(len(outcome)):
+        first = batch * outcome.image[i]
+        assert (said[i] == own[outcome.profile[i]][first : first + batch]).all()
 
 
 @pytest.mark.parametrize("bits", [1, 2, 8])

@@ -36,7 +36,7 @@ def outcome():
 def test_worked_numbers_with_labels():
     found = outcome()
     right = correct_answers(found, np.array([1, 0, 0]), np.dtype(np.float32))
-    assert right.tolist() == [True, False, True, False, False, False]
+    assert right.tolist() == [1, 0, 1, 0, 0, 0]
     s = summarize(found, 0.05, 6.0, right=right)
     assert s.attainment == pytest.approx(2 / 6)
     assert s.goodput == pytest.approx(2 / 6)
@@ -48,6 +48,21 @@ def test_worked_numbers_with_labels():
     assert s.send_delay_ms == {"p50": 0.1, "p99": 0.2, "max": 0.2}
     assert s.cpu_us == 100
     assert s.warnings == ["1 connections broke, 0 requests were never answered"]
+
+
+def test_requests_of_two_images():
+    found = outcome()
+    found.outputs = {
+        i: np.eye(3, dtype=np.float32)[list(said)].tobytes() for i, said in ((0, (1, 2)), (1, (2, 0)), (2, (0, 0)))
+    }
+    right = correct_answers(found, np.array([[1, 1], [2, 0], [1, 2]]), np.dtype(np.float32))
+    assert right.tolist() == [0.5, 1, 0, 0, 0, 0]
+    s = summarize(found, 0.05, 6.0, images=2, right=right)
+    assert s.accuracy == pytest.approx(50) and s.effective_accuracy == pytest.approx(100 * 1.5 / 6)  # 2 was late
+    assert "6 requests of 2 images in 6 s" in table(s)
+    # An answer whose size does not fit two images has no classes.
+    found.outputs[0] = found.outputs[0][:12]
+    assert correct_answers(found, np.array([[1, 1], [2, 0], [1, 2]]), np.dtype(np.float32)).tolist()[0] == 0
 
 
 def test_worked_numbers_without_labels():

@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="FILE.npy", help="images to send (default: noise)")
     parser.add_argument("--dataset", metavar="NAME", help="send this data set's test images and check the answers")
     parser.add_argument("--data", metavar="DIR", help="folder that holds the data set")
+    parser.add_argument(
+        "--batch", type=whole(1, 65_536), default=1, metavar="N", help="images in a request (default: 1)"
+    )
     parser.add_argument("--bits", metavar="BITS", help="ask for this width or profile in every request")
     parser.add_argument("--min-bits", type=whole(1, 32), metavar="BITS", help="allow no narrower width")
     parser.add_argument(
@@ -92,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         messages(
             target,
             images,
+            batch=args.batch,
             deadline_ms=1e3 * (args.deadline or slo_s),
             bits=args.bits if args.bits is None or not args.bits.isdigit() else int(args.bits),
             min_bits=args.min_bits,
@@ -106,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     raise_file_limit(plan.limit)
     outcome = shown(plan, times, args.processes, seconds)
     right = None if labels is None else report.correct_answers(outcome, labels, OUTPUT_DTYPES[target.output_datatype])
-    summary = report.summarize(outcome, slo_s, seconds, right=right, expected=target.accuracy)
+    summary = report.summarize(outcome, slo_s, seconds, images=args.batch, right=right, expected=target.accuracy)
     about = {
         "url": args.url,
         "model": target.model,
@@ -126,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pictures_of(args: argparse.Namespace, target: Target, needed: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """What is sent, in the model's form, and the right answers where they are known."""
+    """What is sent, in the model's form, and the right answers, (requests, images), where they are known."""
     if args.images and args.dataset:
         raise AnyprecError(f"got both --images {args.images} and --dataset {args.dataset}; give one of them")
     if args.dataset:
@@ -140,9 +144,19 @@ def pictures_of(args: argparse.Namespace, target: Target, needed: int) -> tuple[
         images, labels = data.images, data.labels
     else:
         labels = None
-        images = read_images(Path(args.images)) if args.images else noise(target, min(NOISE, needed))
-    count = min(len(images), needed, MOST_IMAGES, max(1, MOST_BYTES // max(1, images[0].nbytes)))
-    return fit_images(images[:count], target), None if labels is None else np.asarray(labels[:count])
+        images = read_images(Path(args.images)) if args.images else noise(target, args.batch * min(NOISE, needed))
+    count = requests_of(images, args.batch, needed) * args.batch
+    if labels is not None:
+        labels = np.asarray(labels[:count]).reshape(-1, args.batch)
+    return fit_images(images[:count], target), labels
+
+
+def requests_of(images: np.ndarray, batch: int, needed: int) -> int:
+    """How many different requests are made of these images: at most as many as `needed`, and as memory allows."""
+    if len(images) < batch:
+        raise AnyprecError(f"--batch {batch} with {len(images)} images; give at least {batch} images, or a smaller one")
+    most = max(1, MOST_BYTES // (batch * max(1, int(images[0].nbytes))))
+    return min(len(images) // batch, needed, max(1, MOST_IMAGES // batch), most)
 
 
 def read_images(path: Path) -> np.ndarray:

@@ -29,7 +29,7 @@ class LoadOutcome:
     run_s: np.ndarray  # (n,) float64, in its engine
     batch: np.ndarray  # (n,) int32, images that ran with it; 0: not known
     retry_after_s: np.ndarray  # (n,) float64, what a rejection advised; nan: nothing
-    image: np.ndarray  # (n,) int64, which image was sent
+    image: np.ndarray  # (n,) int64, which image was sent, or which batch of images
     outputs: dict[int, bytes] = field(default_factory=dict)  # request -> the bytes of the answer, where kept
     cpu_s: float = 0.0  # CPU time of the generator
     connections: int = 0  # opened
@@ -54,12 +54,12 @@ class LoadOutcome:
         made: np.ndarray = (self.status == OK) & (self.done - self.planned <= slo_s)
         return made
 
-    def labels(self, datatype: np.dtype) -> np.ndarray:
-        """The most likely class of every answer that was kept, -1 elsewhere. (n,) int64"""
-        found = np.full(len(self), -1, np.int64)
+    def labels(self, datatype: np.dtype, batch: int = 1) -> np.ndarray:
+        """The most likely class of each of `batch` images in every answer that was kept, -1 elsewhere. (n, batch)"""
+        found = np.full((len(self), batch), -1, np.int64)
         for request, data in self.outputs.items():
-            if self.status[request] == OK and len(data) >= datatype.itemsize and len(data) % datatype.itemsize == 0:
-                found[request] = np.frombuffer(data, datatype).argmax()
+            if self.status[request] == OK and data and len(data) % (batch * datatype.itemsize) == 0:
+                found[request] = np.frombuffer(data, datatype).reshape(batch, -1).argmax(1)
         return found
 
 

@@ -30,6 +30,7 @@ class Summary:
     """Shares are of all planned requests, 0 to 1. Latencies are of answered requests, from their planned time."""
 
     requests: int
+    images: int  # in a request
     seconds: float
     rate: float  # requests a second, as planned
     slo_ms: float
@@ -66,7 +67,8 @@ def summarize(
     slo_s: float,
     seconds: float,
     *,
-    right: np.ndarray | None = None,  # (n,) bool: was the answer right? from `correct_answers`
+    images: int = 1,  # in a request
+    right: np.ndarray | None = None,  # (n,) share of a request's images answered right, from `correct_answers`
     expected: Mapping[str, float] | None = None,  # profile -> percent, where labels are not known
 ) -> Summary:
     count = len(outcome)
@@ -82,6 +84,7 @@ def summarize(
     delay["max"] = to_ms(delays.max(initial=0.0))
     return Summary(
         requests=count,
+        images=images,
         seconds=seconds,
         rate=count / seconds,
         slo_ms=to_ms(slo_s),
@@ -112,8 +115,12 @@ def summarize(
 
 
 def correct_answers(outcome: LoadOutcome, labels: np.ndarray, datatype: np.dtype) -> np.ndarray:
-    """Was each answer right? `labels` belong to the images that were sent. (n,) bool"""
-    made: np.ndarray = outcome.labels(datatype) == labels[outcome.image]
+    """Share of each request's images that were answered right. (n,) float64, 0 or 1 where requests have one image
+
+    labels: of the images that were sent, in their order; with more than one in a request (requests, images).
+    """
+    labels = labels.reshape(len(labels), -1)
+    made: np.ndarray = (outcome.labels(datatype, labels.shape[1]) == labels[outcome.image]).mean(1)
     return made
 
 
@@ -224,7 +231,7 @@ def write(
                 short(to_ms(outcome.queue_s[i])),
                 short(to_ms(outcome.run_s[i])),
                 int(outcome.batch[i]) or "",
-                "" if right is None or outcome.status[i] != OK else int(right[i]),
+                "" if right is None or outcome.status[i] != OK else short(float(right[i])),
             ]
         )
     write_text(folder / "requests.csv", text.getvalue())
@@ -233,8 +240,9 @@ def write(
 def table(summary: Summary) -> str:
     """For people."""
     s = summary
+    each = f" of {s.images} images" if s.images > 1 else ""
     lines = [
-        f"{s.requests} requests in {s.seconds:g} s ({s.rate:.1f} / s), target {s.slo_ms:g} ms",
+        f"{s.requests} requests{each} in {s.seconds:g} s ({s.rate:.1f} / s), target {s.slo_ms:g} ms",
         f"in time    {100 * s.attainment:.3f} %   ({s.goodput:.1f} / s; {s.late} late, {s.rejected} rejected, "
         f"{s.expired} expired, {s.errors} errors)",
     ]

@@ -184,13 +184,17 @@ def messages(
     target: Target,
     images: np.ndarray,  # as from fit: (N, ...)
     *,
+    batch: int = 1,
     deadline_ms: float | None = None,
     bits: int | str | None = None,
     min_bits: int | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[bytes]:
-    """One whole HTTP request per image, built beforehand so that sending is one system call."""
-    shape = [1, *images.shape[1:]]
+    """One whole HTTP request per `batch` images, built beforehand so that sending is one system call.
+
+    Images that do not fill a batch are left out.
+    """
+    shape = [batch, *images.shape[1:]]
     size = math.prod(shape) * images.itemsize
     datatype = next(name for name, dtype in DTYPES.items() if dtype == images.dtype)
     chosen = {"deadline_ms": deadline_ms, "bits": bits, "min_bits": min_bits}
@@ -217,4 +221,4 @@ def messages(
         *(f"{name}: {value}" for name, value in (headers or {}).items()),
     ]
     head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + text
-    return [head + image.tobytes() for image in images]
+    return [head + images[i : i + batch].tobytes() for i in range(0, len(images) - batch + 1, batch)]
