@@ -212,7 +212,18 @@ void Builder::plain_epilogue(int number, Step &s) const {
     } else if (s.kind == Step::Kind::dequantize) {
         s.scale.assign(static_cast<size_t>(channels), table(op)[0]);
         s.shift.assign(static_cast<size_t>(channels), table(op)[1]);
+        s.row_step = row_step(number + 1);
     }
+}
+
+// A shortcut of stride 2 is often all that reads a value, and skips every second row.
+int Builder::row_step(int value) const {
+    const int reader = sole_reader(value);
+    if (reader < 0 || !shape(value).is_image())
+        return 1;
+    const Op &o = graph.ops[static_cast<size_t>(reader)];
+    const bool skips = o.kind == OpKind::conv && !o.transposed && o.kernel[0] == 1 && o.pad[0] == 0 && o.pad[2] == 0;
+    return skips ? o.stride[0] : 1;
 }
 
 void Builder::set_scale(const Op &op, int channels, const float *&scale, const float *&shift) const {

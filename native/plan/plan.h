@@ -223,6 +223,7 @@ struct Step {
     bool codes = false;
     Epilogue epilogue;               // elementwise
     std::vector<float> scale, shift; // dequantize, per channel
+    int row_step = 1;                // dequantize: only every second, third, ... row is read
     std::shared_ptr<ConvStep> conv;
     std::shared_ptr<PrepareStep> prepare;
     const float *weight = nullptr; // constant, embedding

@@ -64,6 +64,7 @@ class Builder {
     Step &add_step(Step::Kind kind, const Op *op);
     void plain_step(int op);
     void plain_epilogue(int op, Step &step) const;
+    int row_step(int value) const;
     void set_scale(const Op &op, int channels, const float *&scale, const float *&shift) const;
     void set_clip(int op, bool &on, float &low, float &high) const;
     void set_codes(int quantize, int channels, Epilogue &e) const;

@@ -1,6 +1,7 @@
 // See execute.h. This file: the order of the steps, and the steps that compute one pixel at a time.
 #include "run/execute.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -26,19 +27,31 @@ void Run::elementwise(const Step &s) const {
     });
 }
 
+// In blocks, so that the second pass finds what the first has written in the nearest cache.
 void Run::dequantize(const Step &s) const {
-    const int channels = s.shape.c();
+    constexpr int kBlock = 2048; // floats
+    const int channels = s.shape.c(), block = std::max(1, kBlock / channels);
+    const int line = s.shape.is_image() ? s.shape.w() : s.out.pixels;
     over_pixels(s.out.pixels, [&](int n, int first, int end) {
-        const size_t from = static_cast<size_t>(first) * channels, to = static_cast<size_t>(end) * channels;
         const uint8_t *codes = pixels(s.inputs[0], n);
         float *out = reinterpret_cast<float *>(pixels(s.out, n));
-        kernels.to_floats(codes + from, to - from, out + from);
         Epilogue e;
         e.scale = s.scale.data();
         e.shift = s.shift.data();
-        e.out = out + from;
         e.out_stride = static_cast<size_t>(channels);
-        kernels.epilogue(out + from, static_cast<size_t>(channels), end - first, channels, e);
+        for (int at = first; at < end;) {
+            const int row = at / line, row_end = std::min(end, (row + 1) * line);
+            if (row % s.row_step) {
+                at = row_end;
+                continue;
+            }
+            const int next = std::min(s.row_step > 1 ? row_end : end, at + block);
+            const size_t from = static_cast<size_t>(at) * channels;
+            kernels.to_floats(codes + from, static_cast<size_t>(next - at) * channels, out + from);
+            e.out = out + from;
+            kernels.epilogue(out + from, static_cast<size_t>(channels), next - at, channels, e);
+            at = next;
+        }
     });
 }
 

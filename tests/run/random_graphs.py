@@ -181,14 +181,33 @@ def block_pad(b: Builder, x: str) -> str:
 def block_dequantize(b: Builder, x: str) -> str:
     """Codes read by a conv and, as floats, by a sum."""
     a = b.quantize(x)
-    signed, rows = b.source(a).attributes["signed"], []  # type: ignore[union-attr]
-    for n in b.levels(a):
-        step = float(b.rng.uniform(0.5, 2)) / n
-        rows.append([2 * step, -n * step] if signed else [step, 0])
-    y = b.op("dequantize", a, table=np.array(rows))
+    y = floats_of(b, a)
     h, w, c = b.shape(y)
     z = b.conv(a, c, window=b.window(h, w, same=True), groups=1)
     return b.op("add", y, z)
+
+
+def block_shortcut(b: Builder, x: str) -> str:
+    """Codes read by a conv and, as floats, by a 1x1 conv of the same strides; now and then the floats are an output."""
+    a = b.quantize(x)
+    y = floats_of(b, a)
+    c, stride = b.shape(y)[2], [b.pick(1, 2, 2, 3), b.pick(1, 2, 2, 3)]
+    if b.chance(0.2):
+        b.outputs.append(y)
+    sides = {1: 0, 3: 1}
+    z, skip = (
+        b.conv(v, c, window={"kernel": [k, k], "stride": stride, "pad": [sides[k]] * 4, "dilation": [1, 1]}, groups=1)
+        for v, k in ((a, 3), (y, 1))
+    )
+    return b.op("add", z, skip)
+
+
+def floats_of(b: Builder, codes: str) -> str:
+    signed, rows = b.source(codes).attributes["signed"], []  # type: ignore[union-attr]
+    for n in b.levels(codes):
+        step = float(b.rng.uniform(0.5, 2)) / n
+        rows.append([2 * step, -n * step] if signed else [step, 0])
+    return b.op("dequantize", codes, table=np.array(rows))
 
 
 def block_softmax(b: Builder, x: str) -> str:
@@ -218,6 +237,7 @@ BLOCKS: dict[str, Callable[[Builder, str], str]] = {
     "concat": block_concat,
     "pad": block_pad,
     "dequantize": block_dequantize,
+    "shortcut": block_shortcut,
     "clip": clip,
     "softmax": block_softmax,
 }
