@@ -1,15 +1,17 @@
 """What tracing refuses, and with which words; what it sees of a network's Python."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anyprec.errors import DataError, UnsupportedOperation
+from anyprec.errors import DataError, InputError, UnsupportedOperation
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
 from anyprec.packing.packing import make_graph, pack, unsupported
 from anyprec.packing.trace import example_of, trace
+from anyprec.run.model import load
 
 X = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -196,6 +198,85 @@ def test_numpy_examples_and_half_precision():
 def test_free_sizes(free, between):
     model = convert(Net(between).eval(), widths=(8, 32), example=X)
     assert trace(model, example_of(model, X[[0, 0]]), [8]).free == free
+
+
+def with_skip(net, y):
+    """Takes sizes that are divisible by 4: odd ones cannot show what follows."""
+    return y + F.interpolate(F.max_pool2d(y, 4), scale_factor=4.0)
+
+
+def padded_to_8(net, y):
+    y = with_skip(net, y)
+    return F.avg_pool2d(F.pad(y, (0, -y.shape[3] % 8, 0, -y.shape[2] % 8)), 8)
+
+
+def cropped_to_32(net, y):
+    y = with_skip(net, y)
+    return y[:, :, : max(y.shape[2] // 32 * 32, 1), : max(y.shape[3] // 32 * 32, 1)].mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        padded_to_8,
+        cropped_to_32,
+        lambda net, y: F.avg_pool2d(y, 2) if max(y.shape[2:]) > 100 else y,  # only where it is larger
+        lambda net, y: F.interpolate(y, scale_factor=2) if min(y.shape[2:]) < 9 else y,  # and smaller
+        lambda net, y: y.narrow(2, 0, min(50, y.shape[2])),
+    ],
+)
+def test_what_happens_at_other_sizes_only_fixes_the_size(between):
+    model = convert(Net(between).eval(), example=X)
+    assert not trace(model, example_of(model, X[[0, 0]]), [8]).free
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda y: y[:, :, :50, -40:],  # beyond the example's 12
+        lambda y: y[:, :, -12:, :12],  # all of it
+        lambda y: y[:, :, 3:-2, -50:30:2],
+        lambda y: y[..., 2:100],
+        lambda y: y[:, :, y.shape[2] - 5 :],
+        lambda y: y[:, None, ..., :13][:, 0],
+    ],
+)
+def test_slices_at_other_sizes(cut, tmp_path):
+    model = convert(Net(lambda net, y: cut(y)).eval(), example=X)
+    pack(model, tmp_path / "n.apm", example=X, keep_float=True)
+    packed = load(tmp_path / "n.apm")
+    for height, width in ((12, 12), (7, 9), (45, 60), (70, 51)):
+        x = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(height))
+        try:
+            with torch.no_grad():
+                want = model(x)
+            got = packed(x.numpy(), bits=32)
+        except InputError:  # a file that is not free refuses
+            continue
+        assert got.shape == tuple(want.shape)
+        np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
+
+
+def test_tokens_beyond_a_limit(tmp_path):
+    """The first 32 tokens, as text classifiers take them, with an example of 12."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.first, self.last = nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+
+        def forward(self, t):
+            return self.last(torch.relu(self.first(self.table(t[:, :32])))).mean(1)
+
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 50, (2, 100))
+    model = convert(Tokens().eval(), example=tokens[:, :12], keep=())
+    pack(model, tmp_path / "t.apm", example=tokens[:, :12], keep_float=True)
+    packed = load(tmp_path / "t.apm")
+    for length in (3, 12, 32, 33, 100):
+        with torch.no_grad():
+            want = model(tokens[:, :length]).numpy()
+        np.testing.assert_allclose(packed(tokens[:, :length].numpy(), bits=32), want, atol=1e-5)
 
 
 class Merging(nn.Module):

@@ -64,7 +64,7 @@ def _sizes(steps: list[TraceStep]) -> dict[str, Any] | None:
 
 
 def _ends(steps: list[TraceStep], sizes: list[int]) -> dict[str, Any] | None:
-    """Ends that changed are counted from the end of the axis."""
+    """Ends that changed are counted from the end of the axis; one that is the size is None."""
     made = dict(steps[0].attributes)
     for key in ("start", "stop"):
         ends = [step.attributes[key] for step in steps]
@@ -75,5 +75,5 @@ def _ends(steps: list[TraceStep], sizes: list[int]) -> dict[str, Any] | None:
         from_end = {end - size for end, size in zip(ends, sizes, strict=True)}
         if len(from_end) > 1:
             return None
-        made[key] = from_end.pop()
+        made[key] = from_end.pop() or None
     return made

@@ -1,8 +1,9 @@
 """Rewrites: functions of torch that hide what they compute, replaced by the operations they are. Used by trace.py.
 
 Attention is spelled out instead of one fused kernel, and circular padding joins parts instead of writing into an empty
-tensor. The fused encoder layers of torch.nn are switched off. Methods that hand a tensor's numbers to Python or numpy
-are no operations, so a Recorder does not see them: they are reported here.
+tensor. x[:, :100] of a shorter x becomes a slice that takes all; torch itself would not say that there was one. The
+fused encoder layers of torch.nn are switched off. Methods that hand a tensor's numbers to Python or numpy are no
+operations, so a Recorder does not see them: they are reported here.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Rewrites(TorchFunctionMode):
             return attention(*args, **kwargs)
         if func is TORCH_PAD:
             return pad(*args, **kwargs)
+        if func is Tensor.__getitem__ and not kwargs:
+            return func(*said_slices(*args))
         return func(*args, **kwargs)
 
 
@@ -57,6 +60,33 @@ def spelled_out(looked_at: Callable[[str, Tensor], None]) -> Iterator[None]:
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     made: Tensor = circular_pad(input, pad) if mode == "circular" else TORCH_PAD(input, pad, mode, value)
     return made
+
+
+def said_slices(x: Tensor, index: Any) -> tuple[Tensor, Any]:
+    """x and index, with slices done already whose ends lie outside of x."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    taken = [0 if p is None or p is Ellipsis or isinstance(p, bool) else dims_of(p) for p in parts]
+    dim = 0
+    for number, part in enumerate(parts):
+        if part is Ellipsis:
+            dim += x.dim() - sum(taken)
+        elif isinstance(part, slice) and dim < x.dim() and ends_outside(part, x.shape[dim]):
+            x = torch.ops.aten.slice.Tensor(x, dim, part.start, part.stop, 1 if part.step is None else part.step)
+            parts[number] = slice(None)
+        dim += taken[number]
+    return x, tuple(parts) if isinstance(index, tuple) else parts[0]
+
+
+def dims_of(part: Any) -> int:
+    """Dimensions that a part of an index takes: those of a mask, else one."""
+    return part.dim() if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
+
+
+def ends_outside(part: slice, size: int) -> bool:
+    if part.step is not None and (type(part.step) is not int or part.step < 1):
+        return False
+    ends = [end for end in (part.start, part.stop) if end is not None]
+    return all(type(end) is int for end in ends) and any(not -size <= end <= size for end in ends)
 
 
 def attention(

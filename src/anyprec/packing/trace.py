@@ -7,13 +7,14 @@ no care, and whatever does not come from the input is a constant. Two calls are 
 by their type, so what a subclass, a hook or a replaced forward adds is recorded like anything else.
 
 It runs once in every profile: the operations must be the same, their constants (those of a switched norm) may differ.
-A run on fewer images, with other random numbers and after another run, shows constants that are none. Runs at two more
+A run on fewer images, with other random numbers and after another run, shows constants that are none. Runs at other
 sizes show whether the network takes any size (`NetworkTrace.free`), and which value a resized map takes its size from.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,9 +35,15 @@ from anyprec.packing.rewrites import spelled_out
 from anyprec.packing.steps import REFUSED, Example, InputValue, NetworkTrace, Shape, TraceStep
 from anyprec.packing.views import View
 
-# Added to H and W: once so that networks which halve the size five times still fit, once to make sizes odd.
-OTHER_SIZES = ((32, 64), (33, 67))
+# Added to H and W so that networks which halve the size five times still fit; and to make sizes odd or, where a network
+# with skips across its strides does not take those, no multiple of 4, 8, ...
+ALIGNED_SIZE = (32, 64)
+ODD_SIZES = ((33, 67), (34, 70), (36, 76), (40, 88), (48, 112))
 OTHER_LENGTHS = (5, 12)  # added to the length of sequences
+SMALLER = (0.5, 0.75)
+LARGEST = 2048  # tried, of a length or a side
+WORTH_TRYING = 2**23  # numbers that all operations together may make of one image at the largest size, or
+LEAST_LARGER = 2.0  # times as many as at the example's
 MEASURED_AT_ONCE = 32  # images
 KEPT = 2**22  # numbers of an output: of larger ones (maps) the first image's are kept
 LISTED = 10  # operations that an error names
@@ -92,18 +99,21 @@ def fewer(example: Example) -> Example:
 def _freed(model: nn.Module, setting: Setting, fixed: NetworkTrace, first: Run) -> NetworkTrace:
     """The trace for inputs of any size, if runs at other sizes do the same operations."""
     runs = [first]
-    for sizes in other_sizes(fixed.example):
-        other = replace(fixed.example, tensors=tuple(t[:2] for t in sizes))
-        try:
-            run = run_at(model, setting, other, barred=fixed.barred)
-        except (AnyprecError, AssertionError):
-            break  # odd sizes are more than a network with skips across its strides can take
-        same = [a.same_but_for_size(b) for a, b in zip(first.steps, run.steps, strict=False)]
-        if len(run.steps) != len(first.steps) or not all(same):
+    for number, tries in enumerate(other_sizes(fixed.example, sum(math.prod(step.shape) for step in first.steps))):
+        for sizes in tries:
+            other = replace(fixed.example, tensors=tuple(t[:2] for t in sizes))
+            try:
+                run = run_at(model, setting, other, barred=fixed.barred)
+            except (AnyprecError, AssertionError):
+                continue  # odd sizes are more than a network with skips across its strides can take
+            same = [a.same_but_for_size(b) for a, b in zip(first.steps, run.steps, strict=False)]
+            if len(run.steps) == len(first.steps) and all(same):
+                runs.append(run)
+                break
+            if not shrunk(run, first):
+                return fixed
+        if number == 0 and len(runs) == 1:
             return fixed
-        runs.append(run)
-    if len(runs) == 1:
-        return fixed
     steps = free_steps([list(fixed.steps), *(run.steps for run in runs[1:])], [run.inputs for run in runs])
     if steps is None:
         return fixed
@@ -117,22 +127,46 @@ def _freed(model: nn.Module, setting: Setting, fixed: NetworkTrace, first: Run) 
     return replace(fixed, steps=tuple(steps), inputs=inputs, free=True)
 
 
-def other_sizes(example: Example) -> list[list[Tensor]]:
-    """The inputs at other sizes: images of zeros, sequences (N, L) of indices and (N, L, C) of numbers."""
-    first, made = example.tensors[0], []
+def shrunk(run: Run, first: Run) -> bool:
+    """Whether only here a map is one pixel wide or high: then views have other axes, and differences say nothing."""
+    least = [min((n for step in r.steps for n in step.shape[:-1]), default=1) for r in (run, first)]
+    return least[0] == 1 < least[1]
+
+
+def other_sizes(example: Example, work: int) -> list[list[list[Tensor]]]:
+    """The inputs at other sizes: images of zeros, sequences (N, L) of indices and (N, L, C) of numbers.
+
+    Of each group the first that the network takes is enough; it has to take one of the first group.
+
+    work: numbers that all operations together make of one image of the example.
+    """
+    first = example.tensors[0]
     if first.dim() == 4:
-        for down, right in OTHER_SIZES:
-            size = first.shape[2:]
-            taller = [
-                t.new_zeros(*t.shape[:2], size[0] + down, size[1] + right)
-                if t.dim() == 4 and t.shape[2:] == size
-                else t
-                for t in example.tensors
-            ]
-            made.append(taller)
-    elif is_sequence(first):
-        made = [at_length(example.tensors, first.shape[1] + more) for more in OTHER_LENGTHS]
-    return made
+        height, width = first.shape[2:]
+        larger = math.sqrt(max(WORTH_TRYING / work, LEAST_LARGER))
+        high, wide = (max(n, min(int(n * larger) // 32 * 32, LARGEST)) for n in (height, width))
+        groups = [
+            [ALIGNED_SIZE],
+            list(ODD_SIZES),
+            [(int(height * part) - height, int(width * part) - width) for part in SMALLER],
+            [(high + 1 - height, wide + 3 - width), (high - height, wide - width)],
+        ]
+        groups = [[(h, w) for h, w in group if height + h > 0 < width + w and (h or w)] for group in groups]
+        return [[at_size(example.tensors, height + h, width + w) for h, w in group] for group in groups]
+    if is_sequence(first):
+        length = first.shape[1]
+        larger = math.sqrt(max(WORTH_TRYING / work, LEAST_LARGER))  # attention grows with the square
+        lengths = [[length + n] for n in OTHER_LENGTHS]
+        lengths += [[n for part in SMALLER if 0 < (n := int(length * part)) < length]]
+        lengths += [[max(length + 1, min(int(length * larger), LARGEST))]]
+        return [[at_length(example.tensors, n) for n in group] for group in lengths]
+    return []
+
+
+def at_size(tensors: Sequence[Tensor], height: int, width: int) -> list[Tensor]:
+    """All images as large as the first one, at another size."""
+    size = tensors[0].shape[2:]
+    return [t.new_zeros(*t.shape[:2], height, width) if t.dim() == 4 and t.shape[2:] == size else t for t in tensors]
 
 
 def is_sequence(x: Tensor) -> bool:

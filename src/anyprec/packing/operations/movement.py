@@ -17,6 +17,8 @@ from anyprec.packing.views import Axis, View, count
 
 Views = View | Sequence[View]
 
+UNBOUNDED = 2**31 - 1  # an end of a slice from here on is none: torch has 2**63 - 1 for x[5:]
+
 
 def reshape(call: OperationCall) -> View:
     """view, unsqueeze, squeeze, flatten. A map laid out in a row for a linear layer is a `flatten`."""
@@ -100,10 +102,23 @@ def repeat(call: OperationCall) -> View:
 # --- Parts ------------------------------------------------------------------------------------------------
 
 
-def part(call: OperationCall, x: View, dim: int, start: int, stop: int, step: int = 1) -> View:
-    """Positions start, start + step, ... below stop of a dimension."""
+def part(
+    call: OperationCall,
+    x: View,
+    dim: int,
+    start: int,
+    stop: int,
+    step: int = 1,
+    said: tuple[int, int | None] | None = None,
+) -> View:
+    """Positions start, start + step, ... below stop of a dimension.
+
+    said: both ends as the network gives them, which at other sizes may mean other positions; a negative one counts from
+    the end, and those outside take all there is.
+    """
     r, size = call.recorder, x.shape[dim]
-    if (start, stop, step) == (0, size, 1):
+    first, end = (start, None if stop >= size else stop) if said is None else said
+    if (start, stop, step) == (0, size, 1) and first in (0, -size) and end in (None, size):
         return x
     wanted = len(range(start, stop, step))
     axes = x.dims[dim]
@@ -123,7 +138,7 @@ def part(call: OperationCall, x: View, dim: int, start: int, stop: int, step: in
     (axis,) = x.dims[dim]
     at = next(i for i, cell in enumerate(cells(r, x)) if axis in cell)
     shape = tuple(wanted * inner if i == at else n for i, n in enumerate(r.shape(x.value)))
-    attributes = {"axis": at, "start": start * inner, "stop": None if stop >= size else stop * inner, "step": step}
+    attributes = {"axis": at, "start": first * inner, "stop": None if end is None else end * inner, "step": step}
     name = r.add("slice", (x.value,), shape, attributes=attributes)
     made = (Axis(wanted),) if wanted > 1 else ()
     axes = tuple(a for old in x.axes for a in (made if old is axis else (old,)))
@@ -133,11 +148,12 @@ def part(call: OperationCall, x: View, dim: int, start: int, stop: int, step: in
 def slice_(call: OperationCall) -> View:
     x, dim, step = call.view(), call["dim"] % call.x.dim(), call["step"]
     size = call.x.shape[dim]
-    start = min(max((call["start"] or 0) + (size if (call["start"] or 0) < 0 else 0), 0), size)
-    stop = size if call["end"] is None else min(max(call["end"] + (size if call["end"] < 0 else 0), 0), size)
+    first, end = max(call["start"] or 0, -UNBOUNDED), call["end"]
+    start = min(max(first + (size if first < 0 else 0), 0), size)
+    stop = size if end is None else min(max(end + (size if end < 0 else 0), 0), size)
     if start == 0 and step > 1 and call.out.shape[dim] == -(-size // step) and dim >= 2 and is_image(call, x):
         return _every(call, x, dim, step)
-    return part(call, x, dim, start, stop, step)
+    return part(call, x, dim, start, stop, step, (first, None if end is None or end >= UNBOUNDED else end))
 
 
 def _every(call: OperationCall, x: View, dim: int, step: int) -> View:
