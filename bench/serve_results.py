@@ -69,14 +69,19 @@ class Measured:
     def score(self, part: Slice) -> np.ndarray:
         """Percent every answer is worth: of its images with labels, else what its width is expected to have. (n,)"""
         if self.labels is not None:
-            return 100.0 * (part.label == self.labels[part.outcome.image]).mean(1)
+            return 100.0 * (by_request(part.label) == by_request(self.labels)[part.outcome.image]).mean(1)
         return np.array([self.expected.get(name, np.nan) for name in part.outcome.profile.tolist()], np.float64)
 
     def score_at_8(self, part: Slice) -> np.ndarray:
         """And at 8 bit, on the same images."""
         if self.labels is not None:
-            return 100.0 * (self.own["8"] == self.labels).mean(1)[part.outcome.image]
+            return 100.0 * by_request(self.own["8"] == self.labels).mean(1)[part.outcome.image]
         return np.full(len(part.outcome), self.expected.get("8", np.nan))
+
+
+def by_request(classes: np.ndarray) -> np.ndarray:
+    """(requests, images of each); one where there is no second axis."""
+    return classes.reshape(len(classes), -1)
 
 
 def grid_name(load: float, cv2: float, policy: str, turn: int) -> str:
@@ -126,11 +131,11 @@ def grid_row(m: Measured, load: float, cv2: float, policy: str, parts: Sequence[
     whole = one_after_another([(m.slice_s, part.outcome) for part in parts])
     score = np.concatenate([m.score(part) for part in parts])
     at_8 = np.concatenate([m.score_at_8(part) for part in parts])
-    label = np.concatenate([part.label for part in parts])
+    label = np.concatenate([by_request(part.label) for part in parts])
     answered, in_time = whole.status == OK, whole.in_time(m.slo_s)
     latency = quantiles(whole.latency, ("p50", "p90", "p99", "p99.9"))
     wrong = sum(
-        int((label[here] != own[whole.image[here]]).any(1).sum())
+        int((label[here] != by_request(own)[whole.image[here]]).any(1).sum())
         for name, own in m.own.items()
         for here in [answered & (whole.profile == name)]
     )

@@ -52,6 +52,8 @@ def parse_widths(text: str) -> tuple[int, ...]:
         if part.lower() in ("float", "fp32"):
             widths.append(FLOAT)
         elif span:
+            if int(span[1]) > int(span[2]):
+                raise UnsupportedBits(f"{part!r} in widths {text!r} runs backwards; write {span[2]}-{span[1]}")
             widths.extend(range(int(span[1]), int(span[2]) + 1))
         elif re.fullmatch(r"-?[0-9]+", part):
             widths.append(int(part))

@@ -463,7 +463,7 @@ def test_no_int8_at_all_is_said(model, fakes):
 def test_files_that_take_no_images(capsys):
     path = Path(__file__).parents[1] / "format" / "corpus" / "opens-format-3.apm"
     assert main(["bench", str(path), "--rivals", "none"]) == 2
-    assert "takes no images" in capsys.readouterr().err
+    assert "has several inputs, and bench gives one" in capsys.readouterr().err
 
 
 # --- Tokens ---

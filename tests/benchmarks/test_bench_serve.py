@@ -58,7 +58,7 @@ def test_slices_come_back_as_they_were(tmp_path):
     first = outcome([5, None, 30, 7], ["8", "8", "1", "8"], [0, 0, 2, 3])
     save(tmp_path / "a.npz", first, np.dtype(np.float32))
     again = read(tmp_path / "a.npz")
-    assert again.label.tolist() == [0, -1, 2, 3]
+    assert again.label.tolist() == [[0], [-1], [2], [3]]
     assert again.outcome.status.tolist() == [200, 503, 200, 200] and again.outcome.notes == {"503": 1}
     assert np.array_equal(again.outcome.latency, first.latency, equal_nan=True)
     assert not list(tmp_path.glob("*.part"))

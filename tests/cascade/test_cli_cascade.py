@@ -51,6 +51,7 @@ def test_the_table_shows_widths_and_thresholds(arrays, capsys):
         (("--drop", "0.2"), "--drop needs labels"),
         (("--test",), "--test needs labels"),
         (("--stages", "1"), "is not two profiles; write for example 1,8"),
+        (("--stages", "8,1"), "needs more bits; write 1,8"),
         (("--stages", "1,9"), "'9' is not in this model file, which has 1, 2"),
         (("--score", "entropy"), "invalid choice: 'entropy'"),
     ],

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import types
+import warnings
 
 import pytest
 
@@ -196,3 +197,15 @@ def test_a_verb_that_was_renamed_says_so_and_runs(capsys):
     assert cli.main(["load", "not a url"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "anyprec: 'load' is now called 'loadtest'" and said[1].startswith("anyprec: error: ")
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_one_line(verb, capsys):
+    def run(args):
+        warnings.warn("fewer bits\n save no time here", stacklevel=2)
+        return 0
+
+    verb(run)
+    assert cli.main(["probe"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("anyprec: warning: fewer bits save no time here") and err.count("\n") == 1

@@ -201,3 +201,19 @@ def test_float_convs_of_a_stem_by_toom_cook(options, expected, tmp_path):
     for profile in graph.profiles:
         (answer,) = run_graph(graph, x, profile.name).values()
         assert np.array_equal(engine(x, bits=profile.name), answer.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        ({"image": "x"}, "image='x' is not known; give anyprec.Preprocessing"),
+        ({"accuracy": {"1": "x"}}, "is not a table of percents; give one for each profile"),
+        ({"accuracy": 5}, "accuracy=5 is not a table of percents"),
+        ({"profiles": ["x"]}, "profiles='x' is not a profile; give anyprec.Profile"),
+    ],
+)
+def test_wrong_kinds_of_arguments(model, tmp_path, given, complaint):
+    with pytest.raises(AnyprecError, match=complaint):
+        pack(model, tmp_path / "net.apm", example=X, **given)
+    with pytest.raises(AnyprecError, match="is no name of a file"):
+        pack(model, "", example=X)

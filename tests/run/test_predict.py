@@ -105,6 +105,25 @@ def test_many_pictures_keep_their_order(model):
     assert model.predict([]) == []
 
 
+def test_three_gray_arrays_are_no_color_picture(tmp_path):
+    """(3, H, W) may be one picture or three where the network takes gray ones."""
+    graph = classifier()
+    weight = replace(
+        graph.weights["w"], shape=(3, 1, 1, 1), codes={k: c[..., :1] for k, c in graph.weights["w"].codes.items()}
+    )
+    tables = {**graph.tables, "q": graph.tables["q"][..., :1]}
+    gray = replace(
+        graph, input_shape=(None, None, 1), weights={"w": weight}, tables=tables, image_scale=(1 / 255,),
+        image_shift=(0.0,),
+    )  # fmt: skip
+    model = loaded(gray, tmp_path)
+    stack = np.stack([photograph(8, 8, seed)[:, :, 0] for seed in range(3)])
+    with pytest.raises(InputError, match=r"\(3, 8, 8\) is one color picture or three gray ones"):
+        model.predict(stack)
+    assert len(model.predict(stack[..., None])) == len(model.predict(list(stack))) == 3
+    assert isinstance(model.predict(stack, layout="NCHW")[0].label, str)
+
+
 def test_gray_and_transparent_pictures(model):
     gray = photograph()[:, :, 0]
     wanted = model.predict(np.repeat(gray[:, :, None], 3, axis=2))

@@ -189,7 +189,9 @@ def image_size(file: ModelFile, asked: int | None, vocabulary: int | None = None
         if asked is None or shape[0] not in (None, asked):
             raise AnyprecError(f"{file.path} takes {shape[0] or 'any number of'} tokens; give that as the size")
         return asked, 1
-    if len(shape) != 3 or any(op["op"] == "input" for op in file.graph_json["ops"]):
+    if any(op["op"] == "input" for op in file.graph_json["ops"]):
+        raise InputError(f"{file.path} has several inputs, and bench gives one; time calls of the model in Python")
+    if len(shape) != 3:
         raise InputError(f"{file.path} takes no images, and bench times images only; time calls of the model in Python")
     height, width, _ = shape
     if asked is None:

@@ -129,6 +129,11 @@ def chosen_stages(text: str | None, model: PackedModel) -> list[str]:
             raise UnsupportedBits(
                 f"--stages: {name!r} is not in this model file, which has {', '.join(model.profiles)}"
             )
+    if all(name.isdigit() for name in names) and int(names[0]) > int(names[1]):
+        raise CascadeError(
+            f"--stages {text!r}: the second one answers what the first is unsure of, so it needs more bits; write "
+            f"{names[1]},{names[0]}"
+        )
     return names
 
 

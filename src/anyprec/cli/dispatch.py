@@ -16,10 +16,14 @@ import os
 import re
 import select
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, TextIO, cast
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TextIO, cast
 
 from anyprec.errors import AnyprecError, MissingExtra
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 # verb -> (module, one line of help), in the order in which a newcomer meets them
 VERBS: dict[str, tuple[str, str]] = {
@@ -101,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program name); returns the exit code."""
     escape_unprintable_text()
     try:
-        code = dispatch(list(sys.argv[1:] if argv is None else argv))
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            code = dispatch(list(sys.argv[1:] if argv is None else argv))
         if sys.stdout is not None:
             sys.stdout.flush()  # so that a closed pipe or a full disk shows here, not at interpreter exit
         return code
@@ -129,6 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         redirect_to_devnull([stream for stream in (sys.stdout,) if stream is not None])
         return print_error(f"{name_of(error)} {error.strerror}")
+
+
+def show_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+    """Ours in one line, as errors are; those of other packages with the place they come from."""
+    ours = category is UserWarning and Path(filename).is_relative_to(PACKAGE)
+    print_to_stderr(f"anyprec: warning: {' '.join(str(message).split())}" + ("" if ours else f" ({filename})"))
 
 
 def print_error(message: str) -> int:

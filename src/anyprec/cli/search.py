@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from anyprec.arguments import duration, positive, real, seed, size, whole
@@ -16,6 +17,7 @@ from anyprec.cli.plot_file import check_picture
 from anyprec.cli.tables import table
 from anyprec.data import load_data
 from anyprec.errors import AnyprecError
+from anyprec.files import make_folder
 from anyprec.format.file import read, write
 from anyprec.models.catalog import find
 from anyprec.progress import Progress
@@ -118,6 +120,8 @@ def check_options(args: argparse.Namespace, layers: PlanLayers) -> None:
     if args.out is None and (args.name or args.test or args.profile):
         given = "--name" if args.name else "--test" if args.test else "--profile"
         raise AnyprecError(f"{given} goes with --out FILE.apm, the file that gets the plan; give it, too")
+    if args.out is not None:
+        make_folder(Path(args.out).parent)
     for option in ("accuracy", "agreement"):
         value = getattr(args, option)
         if value is not None and not 0 < value <= 100:

@@ -260,6 +260,8 @@ def policy_of(name: str) -> capacity.PolicySetting:
     name = name.strip()
     if name in ("adaptive", "accuracy"):
         return name, None
+    if not name:
+        raise ServeError("--policy has an empty name in it; write adaptive, accuracy, a width such as 4, or a level")
     return "fixed", int(name) if name.isdigit() else name
 
 

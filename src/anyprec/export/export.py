@@ -158,8 +158,14 @@ def image_size(graph: Graph, size: Sequence[int] | None) -> tuple[int, int]:
         raise InputError(
             "the model file takes images of any size; say for which the ONNX model is: size=(H, W), --size"
         )
-    if len(size) != 2 or any(want not in (None, have) for want, have in zip(fixed, size, strict=True)):
-        raise InputError(f"size={tuple(size)} does not fit the model file, which takes {fixed[0]} x {fixed[1]}")
+    if len(size) != 2:
+        raise InputError(
+            f"size={tuple(size)} is not height and width; give both, such as size=(224, 224), --size 224,224"
+        )
+    if any(want not in (None, have) for want, have in zip(fixed, size, strict=True)):
+        raise InputError(
+            f"size={tuple(size)} does not fit the model file, which takes {fixed[0] or 'any'} x {fixed[1] or 'any'}"
+        )
     return size[0], size[1]
 
 

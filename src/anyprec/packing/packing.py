@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -115,6 +115,8 @@ def pack(
         disagrees is removed, and an older file at `path` stays.
     """
     start = time.perf_counter()
+    if not Path(path).name:
+        raise ModelFileError(f"{str(path)!r} is no name of a file; give one, such as net.apm")
     if is_special(path):
         raise ModelFileError(f"{path} is a device or a pipe; give the name of a file, which is read again to check it")
     with torch.no_grad(), normalize_weights_once(model):  # for all runs of the trace and of the check
@@ -192,7 +194,8 @@ def plan_packing(
 ) -> VerificationPlan:
     """The Graph, and what verify.py needs to lead the module along it."""
     check_first_last(first_last)
-    settings = settings_of(model, keep_float, widths, tuple(profiles))
+    check_about(profiles := tuple(profiles), image, accuracy)
+    settings = settings_of(model, keep_float, widths, profiles)
     how = image if isinstance(image, Preprocessing) else None
     image = image.image if isinstance(image, Preprocessing) else image
     given = example_of(model, example)
@@ -233,6 +236,24 @@ def plan_packing(
         integer_input=steps.inputs[0].integer,
     )
     return make_verification_plan(graph, steps, draft, settings)
+
+
+def check_about(profiles: tuple[Profile, ...], image: Any, accuracy: Any) -> None:
+    if wrong := [p for p in profiles if not isinstance(p, Profile)]:
+        raise ProfileError(f"profiles={wrong[0]!r} is not a profile; give anyprec.Profile(name, bits of the layers)")
+    pair = hasattr(image, "__len__") and not isinstance(image, str) and len(image) == 2
+    if not (image is None or pair or isinstance(image, Preprocessing)):
+        raise AnyprecError(
+            f"image={image!r} is not known; give anyprec.Preprocessing(mean, std, ...), or (scale, shift) per channel"
+        )
+    if accuracy is None:
+        return
+    percents = list(accuracy.values()) if isinstance(accuracy, Mapping) else [accuracy]
+    numbers = all(isinstance(p, SupportsFloat) and not isinstance(p, (str, bool)) for p in percents)
+    if not numbers or not isinstance(accuracy, Mapping):
+        raise AnyprecError(
+            f"accuracy={accuracy!r} is not a table of percents; give one for each profile, such as {{8: 93.5}}"
+        )
 
 
 def settings_of(

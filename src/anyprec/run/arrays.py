@@ -69,8 +69,18 @@ def input_array(x: Any, info: InputInfo, layout: str) -> np.ndarray:
         if x.dtype.kind != "f":
             images = ", or uint8 images" if first and len(info.shape) == 3 else ""
             raise InputError(f"{title} is {x.dtype}; give float32{images}")
-        x = x.astype(np.float32, copy=False)
+        x = single_precision(x, title)
     return np.ascontiguousarray(x)
+
+
+def single_precision(x: np.ndarray, title: str) -> np.ndarray:
+    if x.dtype.itemsize <= 4:
+        return x.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        made = x.astype(np.float32)
+    if np.isinf(made).any() and not np.isinf(x).any():
+        raise InputError(f"{title} has numbers beyond float32, up to {np.abs(x).max():.3g}; scale them first")
+    return made
 
 
 def image_axes(x: np.ndarray, info: InputInfo, title: str, layout: str) -> np.ndarray:
@@ -107,9 +117,12 @@ def whole_numbers(x: np.ndarray, title: str) -> np.ndarray:
     return x.astype(np.float32, copy=False)
 
 
-def output_array(y: np.ndarray, layout: str, single: bool) -> np.ndarray:
-    """What the engine gives (N, H, W, C) in the caller's layout: vectors without H and W, one image without N."""
-    if y.ndim == 4 and y.shape[1] == y.shape[2] == 1:
+def output_array(y: np.ndarray, layout: str, single: bool, is_map: bool) -> np.ndarray:
+    """What the engine gives (N, H, W, C) in the caller's layout: vectors without H and W, one image without N.
+
+    is_map: of one pixel it is not a vector.
+    """
+    if y.ndim == 4 and y.shape[1] == y.shape[2] == 1 and not is_map:
         y = y[:, 0, 0, :]
     elif y.ndim == 4 and layout == "NCHW":
         y = np.ascontiguousarray(y.transpose(0, 3, 1, 2))

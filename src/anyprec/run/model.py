@@ -17,6 +17,7 @@ the engine's layout.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -48,6 +49,7 @@ CancelToken = _native.CancelToken  # CancelToken() or CancelToken(timeout_s=1.0)
 
 Bits = int | str  # a width, the name of a profile, "random" or "auto"
 RANDOM = "random"  # a width is drawn for every call; "random:2,4,8" draws among those
+LARGE_SIDE = 512  # at which an output that is a map has more than one pixel
 AUTO = "auto"  # the file's cascade; a profile of that name in an old file takes precedence
 
 
@@ -116,6 +118,7 @@ class PackedModel:
         # instead makes the widths repeat.
         self.random: random.Random = random.SystemRandom()
         self._inputs = tuple(InputInfo(i.name, tuple(i.shape), i.integer) for i in native.inputs)
+        self._maps: tuple[bool, ...] | None = None  # outputs that are maps; None: not asked yet
         self._find_profiles()
         if not self._open:
             least = min((p for p in native.profiles()), key=lambda p: p.bytes)
@@ -351,8 +354,21 @@ class PackedModel:
 
         passes = Passes(self, arrays, threads, layout, cancel)
         made = self._run_cascade(passes, threshold, count) if is_auto else passes.run(name)
-        outputs = tuple(output_array(y[:count], layout, single) for y in made)
+        outputs = tuple(output_array(y[:count], layout, single, self._is_map(i, y.shape)) for i, y in enumerate(made))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _is_map(self, output: int, shape: Sequence[int]) -> bool:
+        """Whether an output of one pixel is a map, of a small image, and not a vector: larger images give more."""
+        if len(shape) != 4 or (shape[1], shape[2]) != (1, 1):
+            return True
+        if self._maps is None:
+            first = self._inputs[0].shape
+            self._maps = ()
+            if len(self._inputs) == 1 and len(first) == 3 and not all(first):
+                with contextlib.suppress(InputError):
+                    found = self._engine.output_shapes([[1, first[0] or LARGE_SIDE, first[1] or LARGE_SIDE, first[2]]])
+                    self._maps = tuple(len(s) == 4 and s[1] * s[2] > 1 for s in found)
+        return output < len(self._maps) and self._maps[output]
 
     def _run_cascade(self, passes: Passes, threshold: float | None, count: int) -> list[np.ndarray]:
         """The file's cascade; with a threshold of the caller's, whether it saves time or not."""
@@ -393,12 +409,13 @@ class PackedModel:
     def output_shapes(self, n: int, height: int, width: int) -> list[tuple[int, ...]]:
         """What `n` images of this size give, before they are run: (N, C), or (N, C, H, W) and (N, H, W, C)."""
         found: list[tuple[int, ...]] = []
-        for shape in self._engine.output_shapes([[n, height, width, self.input_shape[2]]]):
+        for i, shape in enumerate(self._engine.output_shapes([[n, height, width, self.input_shape[2]]])):
             if len(shape) != 4:
                 found.append(tuple(shape))
                 continue
             count, h, w, c = shape
-            found.append((count, c) if h == w == 1 else (count, c, h, w) if self.layout == "NCHW" else (count, h, w, c))
+            is_map = self._is_map(i, shape)
+            found.append((count, c) if not is_map else (count, c, h, w) if self.layout == "NCHW" else (count, h, w, c))
         return found
 
     @property
@@ -430,7 +447,10 @@ class PackedModel:
         """H, W, C of the images it takes; None where any size will do."""
         first = self._inputs[0]
         if len(first.shape) != 3:
-            raise InputError(f"{self.name} takes no images, but {self.inputs['input']}, N not counted; see `inputs`")
+            shape = ", ".join("any" if n is None else str(n) for n in self.inputs[first.name])
+            raise InputError(
+                f"{self.name} takes no images, but arrays (N, {shape}); load it in Python, and call it with them"
+            )
         return first.shape[0] or None, first.shape[1] or None, first.shape[2]
 
     @property

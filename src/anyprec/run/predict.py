@@ -120,6 +120,11 @@ def pixels(model: PackedModel, item: Any, layout: str | None) -> Array:
             f"predict takes pixels, 0 to 255 as uint8, and prepares them as in training; this array is {array.dtype}. "
             "An input that is prepared already goes to the model itself: m(x)"
         )
+    if how.channels == 1 and layout is None and array.ndim == 3 and len(array) == 3 and array.shape[2] not in CHANNELS:
+        raise InputError(
+            f"an array of shape {array.shape} is one color picture or three gray ones; give several as a list or as "
+            "(N, H, W, 1), or layout='NCHW' for one"
+        )
     return array_pixels(how, picture_array(array, layout))
 
 
@@ -154,8 +159,8 @@ def picture_array(array: Array, layout: str | None) -> Array:
         array = array.transpose(1, 2, 0)
     if array.ndim != 3 or array.shape[2] not in PICTURE_CHANNELS or 0 in array.shape:
         raise InputError(
-            f"an array of shape {array.shape} is no picture; give (H, W), (H, W, 3) or (3, H, W), several as (N, ...) "
-            "or as a list"
+            f"an array of shape {array.shape} is no picture; give (H, W), (H, W, 3) or (3, H, W), several as a list or "
+            "as (N, H, W, C)"
         )
     return np.ascontiguousarray(array)
 

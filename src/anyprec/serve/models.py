@@ -319,6 +319,10 @@ def open_model(path: str, settings: Settings) -> OpenedModel:
             )
             layers = layer_bits(file, model)
         if stamp_of(path) == stamp:
+            if len(model.inputs) > 1:
+                raise ServeError(
+                    f"{path} takes {len(model.inputs)} inputs ({', '.join(model.inputs)}); the server has models of one"
+                )
             if model.takes_uint8 and model.preprocessing is None:
                 log.warning(
                     "the model file does not say how its training prepared pictures: /classify may answer wrongly",
@@ -350,8 +354,7 @@ def signature_of(
         input=TensorMetadata(INPUT, "UINT8" if model.takes_uint8 else "FP32", shape),
         takes_uint8=model.takes_uint8,
         outputs=tuple(
-            TensorMetadata(name, "FP32", (-1, size(c)) if h == w == 1 else axes((h, w, c), settings.layout))
-            for name, (h, w, c) in outputs.items()
+            TensorMetadata(name, "FP32", output_axes(sizes, settings.layout)) for name, sizes in outputs.items()
         ),
         labels=model.labels,
         levels=levels.names,
@@ -366,6 +369,14 @@ def signature_of(
 def axes(shape: Sequence[int | None], layout: str) -> tuple[int, ...]:
     h, w, c = map(size, shape)
     return (-1, c, h, w) if layout == "NCHW" else (-1, h, w, c)
+
+
+def output_axes(sizes: Sequence[int | None], layout: str) -> tuple[int, ...]:
+    """A map of one pixel is a vector; what is no map has the file's axes."""
+    if len(sizes) != 3:
+        return (-1, *map(size, sizes))
+    h, w, c = sizes
+    return (-1, size(c)) if h == w == 1 else axes((h, w, c), layout)
 
 
 def size(value: int | None) -> int:

@@ -141,7 +141,8 @@ class SchedulerCore:
     def find_level(self, bits: int | str) -> Level:
         level = self.all_levels.get(str(bits))
         if level is None:
-            raise UnsupportedBits(f"bits={bits!r} is not served; choose one of {', '.join(self.all_levels)}")
+            known = sorted(self.all_levels, key=lambda name: (not name.isdigit(), len(name), name))
+            raise UnsupportedBits(f"bits={bits!r} is not served; choose one of {', '.join(known)}")
         return level
 
     def allowed(self, request: Request) -> Sequence[Level]:
