@@ -143,8 +143,14 @@ class TwoSteps(run.TrainingRun):
     def _step(self, *given: Any) -> dict[int, float]:
         kept = joint.set_bits
         early = self.epoch * self.steps + self.step < self.recipe.epochs * self.steps / 2
+
+        def with_wide_weights(model: nn.Module, bits: int) -> None:
+            kept(model, bits)
+            for layer in any_layers(model).values() if bits == 1 else ():
+                layer.weight_bits = 8
+
         if early:
-            joint.set_bits = lambda model, bits: kept(model, (8, 1) if bits == 1 else bits)
+            joint.set_bits = with_wide_weights
         try:
             return super()._step(*given)
         finally:
