@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anyprec.nn.act_quantizer import ActQuantizer
@@ -27,7 +28,6 @@ from anyprec.nn.switching import any_layers
 from anyprec.training import joint, run
 from anyprec.training.build import build_network
 from anyprec.training.recipe import Recipe
-from anyprec.zoo import resnet_he
 from anyprec.zoo.resnet_he import HeBlock, rectified
 
 RESULTS = Path(__file__).parent / "results" / "low_bits.csv"
@@ -84,15 +84,10 @@ class RPReLUBlock(HeBlock):
     """HeBlock with an RPReLU at its end."""
 
     def forward(self, x: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        kept = resnet_he.rectified
-        resnet_he.rectified = lambda y: (
-            kept(y) if not found and not found.append(y) else self.last(y, self.conv1.act_bits)
-        )
-        try:
-            return super().forward(x)
-        finally:
-            resnet_he.rectified = kept
+        y = self.bn2(self.conv2(rectified(self.bn1(self.conv1(x)))))
+        if self.extra:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return self.last(y + x, self.conv1.act_bits)
 
 
 def per_channel(channels: int) -> nn.ParameterDict:

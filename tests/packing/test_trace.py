@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anyprec.errors import DataError, InputError, UnsupportedOperation
+from anyprec.errors import DataError, UnsupportedOperation
 from anyprec.nn.convert import convert
 from anyprec.nn.layers import AnyActivation, AnyConv2d
 from anyprec.packing.packing import make_graph, pack, unsupported
@@ -234,25 +234,22 @@ def test_what_happens_at_other_sizes_only_fixes_the_size(between):
     "cut",
     [
         lambda y: y[:, :, :50, -40:],  # beyond the example's 12
-        lambda y: y[:, :, -12:, :12],  # all of it
-        lambda y: y[:, :, 3:-2, -50:30:2],
+        lambda y: y[:, :, 3:-2, 1:30:2],
+        lambda y: y[:, :, :40:2, ::3],
         lambda y: y[..., 2:100],
         lambda y: y[:, :, y.shape[2] - 5 :],
         lambda y: y[:, None, ..., :13][:, 0],
     ],
 )
-def test_slices_at_other_sizes(cut, tmp_path):
+def test_slices_mean_the_same_at_any_size(cut, tmp_path):
     model = convert(Net(lambda net, y: cut(y)).eval(), example=X)
     pack(model, tmp_path / "n.apm", example=X, keep_float=True)
     packed = load(tmp_path / "n.apm")
     for height, width in ((12, 12), (7, 9), (45, 60), (70, 51)):
         x = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(height))
-        try:
-            with torch.no_grad():
-                want = model(x)
-            got = packed(x.numpy(), bits=32)
-        except InputError:  # a file that is not free refuses
-            continue
+        with torch.no_grad():
+            want = model(x)
+        got = packed(x.numpy(), bits=32)
         assert got.shape == tuple(want.shape)
         np.testing.assert_allclose(got, want.numpy(), atol=1e-5)
 

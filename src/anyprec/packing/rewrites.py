@@ -40,7 +40,7 @@ class Rewrites(TorchFunctionMode):
         if func is TORCH_PAD:
             return pad(*args, **kwargs)
         if func is Tensor.__getitem__ and not kwargs:
-            return func(*said_slices(*args))
+            return func(*explicit_slices(*args))
         return func(*args, **kwargs)
 
 
@@ -62,18 +62,22 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     return made
 
 
-def said_slices(x: Tensor, index: Any) -> tuple[Tensor, Any]:
-    """x and index, with slices done already whose ends lie outside of x."""
+def explicit_slices(x: Tensor, index: Any) -> tuple[Tensor, Any]:
+    """x and index, with all slices done already if an end of one lies outside of x."""
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = [0 if p is None or p is Ellipsis or isinstance(p, bool) else dims_of(p) for p in parts]
-    dim = 0
-    for number, part in enumerate(parts):
-        if part is Ellipsis:
-            dim += x.dim() - sum(taken)
-        elif isinstance(part, slice) and dim < x.dim() and ends_outside(part, x.shape[dim]):
-            x = torch.ops.aten.slice.Tensor(x, dim, part.start, part.stop, 1 if part.step is None else part.step)
+    dims, dim = [], 0
+    for part, count in zip(parts, taken, strict=True):
+        dims.append(dim)
+        dim += x.dim() - sum(taken) if part is Ellipsis else count
+    slices = [number for number, part in enumerate(parts) if is_plain(part) and dims[number] < x.dim()]
+    if not any(ends_outside(parts[number], x.shape[dims[number]]) for number in slices):
+        return x, index
+    for number in slices:  # in the order that indexing has, at sizes where no end lies outside
+        part = parts[number]
+        if part != slice(None):
+            x = torch.ops.aten.slice.Tensor(x, dims[number], part.start, part.stop, part.step or 1)
             parts[number] = slice(None)
-        dim += taken[number]
     return x, tuple(parts) if isinstance(index, tuple) else parts[0]
 
 
@@ -82,11 +86,15 @@ def dims_of(part: Any) -> int:
     return part.dim() if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) else 1
 
 
-def ends_outside(part: slice, size: int) -> bool:
-    if part.step is not None and (type(part.step) is not int or part.step < 1):
+def is_plain(part: Any) -> bool:
+    """A slice whose ends are numbers."""
+    if not isinstance(part, slice) or any(type(n) not in (int, type(None)) for n in (part.start, part.stop, part.step)):
         return False
-    ends = [end for end in (part.start, part.stop) if end is not None]
-    return all(type(end) is int for end in ends) and any(not -size <= end <= size for end in ends)
+    return part.step is None or part.step > 0
+
+
+def ends_outside(part: slice, size: int) -> bool:
+    return any(end is not None and not -size <= end <= size for end in (part.start, part.stop))
 
 
 def attention(

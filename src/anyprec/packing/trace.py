@@ -141,9 +141,9 @@ def other_sizes(example: Example, work: int) -> list[list[list[Tensor]]]:
     work: numbers that all operations together make of one image of the example.
     """
     first = example.tensors[0]
+    larger = math.sqrt(max(WORTH_TRYING / max(work, 1), LEAST_LARGER))  # attention, too, grows with the square
     if first.dim() == 4:
         height, width = first.shape[2:]
-        larger = math.sqrt(max(WORTH_TRYING / work, LEAST_LARGER))
         high, wide = (max(n, min(int(n * larger) // 32 * 32, LARGEST)) for n in (height, width))
         groups = [
             [ALIGNED_SIZE],
@@ -151,11 +151,10 @@ def other_sizes(example: Example, work: int) -> list[list[list[Tensor]]]:
             [(int(height * part) - height, int(width * part) - width) for part in SMALLER],
             [(high + 1 - height, wide + 3 - width), (high - height, wide - width)],
         ]
-        groups = [[(h, w) for h, w in group if height + h > 0 < width + w and (h or w)] for group in groups]
+        groups = [[(h, w) for h, w in group if height + h > 0 and width + w > 0] for group in groups]
         return [[at_size(example.tensors, height + h, width + w) for h, w in group] for group in groups]
     if is_sequence(first):
         length = first.shape[1]
-        larger = math.sqrt(max(WORTH_TRYING / work, LEAST_LARGER))  # attention grows with the square
         lengths = [[length + n] for n in OTHER_LENGTHS]
         lengths += [[n for part in SMALLER if 0 < (n := int(length * part)) < length]]
         lengths += [[max(length + 1, min(int(length * larger), LARGEST))]]

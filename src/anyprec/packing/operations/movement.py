@@ -109,15 +109,15 @@ def part(
     start: int,
     stop: int,
     step: int = 1,
-    said: tuple[int, int | None] | None = None,
+    given: tuple[int, int | None] | None = None,
 ) -> View:
     """Positions start, start + step, ... below stop of a dimension.
 
-    said: both ends as the network gives them, which at other sizes may mean other positions; a negative one counts from
-    the end, and those outside take all there is.
+    given: both ends as the network gives them, which at other sizes may mean other positions; a negative one counts
+    from the end, and those outside take all there is.
     """
     r, size = call.recorder, x.shape[dim]
-    first, end = (start, None if stop >= size else stop) if said is None else said
+    first, end = (start, None if stop >= size else stop) if given is None else given
     if (start, stop, step) == (0, size, 1) and first in (0, -size) and end in (None, size):
         return x
     wanted = len(range(start, stop, step))
@@ -151,9 +151,11 @@ def slice_(call: OperationCall) -> View:
     first, end = max(call["start"] or 0, -UNBOUNDED), call["end"]
     start = min(max(first + (size if first < 0 else 0), 0), size)
     stop = size if end is None else min(max(end + (size if end < 0 else 0), 0), size)
-    if start == 0 and step > 1 and call.out.shape[dim] == -(-size // step) and dim >= 2 and is_image(call, x):
+    end = None if end is None or end >= UNBOUNDED else end
+    whole = first in (0, -size) and end in (None, size)
+    if whole and step > 1 and dim >= 2 and is_image(call, x):
         return _every(call, x, dim, step)
-    return part(call, x, dim, start, stop, step, (first, None if end is None or end >= UNBOUNDED else end))
+    return part(call, x, dim, start, stop, step, (first, end))
 
 
 def _every(call: OperationCall, x: View, dim: int, step: int) -> View:
